@@ -1,0 +1,1 @@
+"""Devices: what executes plans."""

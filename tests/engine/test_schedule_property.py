@@ -1,0 +1,102 @@
+"""Whatever happens and in whatever order, every request's tokens are its own, and everything comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.messages import Finish
+from common.sampling import SamplingParams
+from engine.devices.fake import expected_tokens
+from tests.engine.harness import EOS, VOCAB, Harness, prompt_of
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: int
+    max_tokens: int
+    ignore_eos: bool
+    stop_at: int | None
+    abort_at: int | None  # in moves after its submission
+    priority_seed: int
+
+
+jobs = st.builds(
+    Job,
+    prompt=st.integers(1, 40),
+    max_tokens=st.integers(1, 30),
+    ignore_eos=st.booleans(),
+    stop_at=st.none() | st.integers(1, 12),
+    abort_at=st.none() | st.integers(0, 60),
+    priority_seed=st.integers(0, 2**40),
+)
+
+
+def run(plan: list[Job], moves: list[int], *, steps_ahead: int, blocks: int, drops_dead: bool) -> Harness:
+    stops = {handle: job.stop_at for handle, job in enumerate(plan) if job.stop_at is not None}
+    h = Harness(steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, stops=stops)
+    todo = list(enumerate(plan))
+    aborts: list[list[int]] = []
+    for move in moves:
+        for abort in aborts:
+            abort[1] -= 1
+            if abort[1] == 0:
+                h.abort(abort[0])
+        if move == 0 and todo:
+            handle, job = todo.pop(0)
+            params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos, seed=job.priority_seed)
+            h.submit(handle, prompt_of(handle, job.prompt), params)
+            if job.abort_at is not None:
+                aborts.append([handle, job.abort_at + 1])
+        elif move == 1:
+            h.tick_loop()
+        elif move == 2:
+            h.tick_device()
+        elif move == 3:
+            h.tick_output()
+    for handle, job in todo:
+        params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos, seed=job.priority_seed)
+        h.submit(handle, prompt_of(handle, job.prompt), params)
+    h.drain()
+    return h
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    plan=st.lists(jobs, min_size=1, max_size=8),
+    moves=st.lists(st.integers(0, 3), max_size=250),
+    blocks=st.sampled_from([18, 20, 26, 40, 100]),
+    drops_dead=st.booleans(),
+)
+def test_outputs_are_the_same_for_every_number_of_steps_ahead(
+    plan: list[Job], moves: list[int], blocks: int, drops_dead: bool
+) -> None:
+    for steps_ahead in (0, 1, 2, 3, 5, 8):
+        h = run(plan, moves, steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead)
+        for handle, job in enumerate(plan):
+            ends = frozenset() if job.ignore_eos else frozenset(EOS)
+            prompt = np.asarray(prompt_of(handle, job.prompt), np.int32)
+            most = min(job.max_tokens, 64 - job.prompt)
+            whole = expected_tokens(prompt, job.priority_seed, most, ends, VOCAB)
+            finish = Finish.STOP if whole[-1] in ends else Finish.LENGTH
+            if job.stop_at is not None and job.stop_at <= len(whole):
+                whole, finish = whole[: job.stop_at], Finish.STOP
+            (terminal,) = h.output.terminals[handle]
+            if terminal is Finish.ABORT:
+                assert job.abort_at is not None
+                assert h.output.tokens[handle] == whole[: len(h.output.tokens[handle])]
+            else:
+                assert (h.output.tokens[handle], terminal) == (whole, finish)
+        h.assert_all_returned()
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=st.lists(jobs, min_size=1, max_size=6), moves=st.lists(st.integers(0, 3), max_size=200))
+def test_no_row_is_planned_past_its_length(plan: list[Job], moves: list[int]) -> None:
+    h = run(plan, moves, steps_ahead=8, blocks=40, drops_dead=False)
+    without_stops = [job for job in plan if job.stop_at is None and job.abort_at is None and job.ignore_eos]
+    if len(without_stops) == len(plan):
+        assert h.scheduler.surplus_tokens == 0
