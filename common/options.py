@@ -76,7 +76,7 @@ def choice(*allowed: str) -> Parse:
 
 
 def on_off(value: Any) -> bool:
-    return choice("on", "off")(value) == "on"
+    return bool(choice("on", "off")(value) == "on")
 
 
 def words(value: Any) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ OPTIONS: tuple[Option, ...] = (
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `stepahead serve`, grouped, with their defaults."""
     parser.add_argument(
-        "model", nargs="?", help=f"local folder, .gguf file or hub id (default: {ModelConfig.model}, which is embedded)"
+        "model", nargs="?", help=f"local folder, .gguf file or hub id (default: {ModelConfig().model}, which is embedded)"
     )
     parser.add_argument("--config", metavar="FILE", help="YAML or TOML file with the same settings")
     for section, title in GROUPS.items():

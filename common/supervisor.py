@@ -44,7 +44,6 @@ class Slot:
     index: int
     child: Child | None = None
     incarnation: int = 0  # unique per slot and rising: an engine's epoch, an API process's id
-    ready: bool = False
     failures: int = 0  # in a row
     started: float = 0.0
 
@@ -120,7 +119,7 @@ class Supervisor:
 
     def _start_api(self, slot: Slot) -> None:
         self._api_ids += 1
-        slot.incarnation, slot.started, slot.ready = self._api_ids, time.monotonic(), False
+        slot.incarnation, slot.started = self._api_ids, time.monotonic()
         if self._listener is None:
             raise RuntimeError("no listening socket")
         fd = self._listener.fileno()
@@ -136,7 +135,7 @@ class Supervisor:
 
     def _start_engine(self, slot: Slot) -> None:
         slot.incarnation += 1
-        slot.started, slot.ready = time.monotonic(), False
+        slot.started = time.monotonic()
         environment = {INDEX: str(slot.index), EPOCH: str(slot.incarnation)}
         slot.child = self._spawn(f"engine {slot.index}", slot.module, environment)
         self._tell_apis(self._engine_event(slot))
@@ -203,11 +202,10 @@ class Supervisor:
         ended(slot, reason)
 
     def _slot_ready(self, slot: Slot) -> None:
-        slot.ready = True
-        if slot.module == "engine" or not self._engines:
-            if not self._serving:
-                log.info("ready after %.1f s: %s", time.monotonic() - self._began, self._config.model.names[0])
+        """An engine is ready when it can be greeted; the server is when an API process has an engine."""
+        if slot.module == "api_server" and not self._serving:
             self._serving = True
+            log.info("ready after %.1f s: %s", time.monotonic() - self._began, self._config.model.names[0])
 
     def _relay_phase(self, event: dict[str, Any]) -> None:
         if event["event"] == "phase":

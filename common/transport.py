@@ -28,7 +28,7 @@ DRAIN_AT_ONCE = 64  # messages taken per turn of the event loop
 
 
 def _socket(kind: int, high_water: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.linger = 0
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

@@ -21,7 +21,7 @@ log = logging.getLogger("engine")
 
 
 def main() -> int:
-    """Loads, serves until it is told to stop or the supervisor is gone. Exit status 1 after a failure, reported upwards."""
+    """Loads, serves until it is told to stop or the supervisor is gone. Exit status 1 after a failure, reported up."""
     be_a_child()
     config = Config.from_json(os.environ[CONFIG])
     index, epoch = int(os.environ.get(INDEX, "0")), int(os.environ.get(EPOCH, "1"))

@@ -89,7 +89,7 @@ def load(config: Config, progress: Progress) -> Loaded:
 
 
 def _cache_size(config: Config, runner: ModelRunner) -> tuple[int, int]:
-    """Blocks of the KV cache, scratch included, and the context length that fits. Raises ModelError naming the options."""
+    """Blocks of the KV cache, scratch included, and the context length that fits. Raises ModelError."""
     size = config.engine.block_size
     per_block = runner.bytes_per_block(size)
     available = runner.available_kv_bytes()
@@ -143,7 +143,7 @@ class Engine:
         self._loop = Loop(loop_config, Scheduler(limits, pool), self._inbox, self._device, self._output)
 
     def run(self) -> None:
-        """Serves until `shutdown`, with the loop on the calling thread. Raises DeviceError, after telling every peer."""
+        """Serves until `shutdown`, with the loop on the calling thread. Raises DeviceError; every peer is told first."""
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks over it again
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -12,6 +12,7 @@ import numpy as np
 from common.messages import Abort, Finish, Stats, Submit, pack_ints
 from common.sampling import SamplingParams
 from engine.blocks import BlockPool
+from engine.devices.device import Device
 from engine.devices.fake import FakeDevice
 from engine.loop import Event, Loop, LoopConfig, StopHit
 from engine.plan import Plan, PlanDone, StepResult
@@ -68,6 +69,9 @@ class Harness:
         max_model_len: int = 64,
         drops_dead: bool = True,
         stops: dict[int, int] | None = None,
+        device: Device | None = None,
+        vocab_size: int = VOCAB,
+        end_token_ids: tuple[int, ...] = EOS,
     ) -> None:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.plans: deque[Plan] = deque()
@@ -75,9 +79,9 @@ class Harness:
         rows = 2 * max_num_seqs
         self.pool = BlockPool(blocks, block_size)
         self.scheduler = Scheduler(Limits(steps_ahead, max_num_seqs, budget, rows), self.pool)
-        self.device = FakeDevice(rows, blocks, block_size, VOCAB, drops_dead=drops_dead)
+        self.device: Device = device or FakeDevice(rows, blocks, block_size, vocab_size, drops_dead=drops_dead)
         self.output = Recorder(stops or {})
-        config = LoopConfig(0, 1, steps_ahead, max_model_len, VOCAB, EOS)
+        config = LoopConfig(0, 1, steps_ahead, max_model_len, vocab_size, end_token_ids)
         self.loop = Loop(config, self.scheduler, self.inbox, self, self.output)
         self._step = -1  # of the plan at the head of the queue; −1: not begun
 
@@ -135,7 +139,8 @@ class Harness:
         assert self.scheduler.idle
         assert self.pool.free == self.pool.total
         taken = self.pool.take(self.pool.total)
-        assert taken is not None and sorted(taken) == list(range(1, self.pool.total + 1)), "a block came back twice"
+        assert taken is not None
+        assert sorted(taken) == list(range(1, self.pool.total + 1)), "a block came back twice"
         self.pool.give(taken)
         assert self.scheduler.free_rows == self.scheduler.limits.rows
 
