@@ -1,4 +1,4 @@
-"""What `serve MODEL` names, found out without torch or transformers: the checks here fail within a second, in one line."""
+"""What `serve MODEL` names, found out without torch or transformers: checks that fail within a second, in one line."""
 
 from __future__ import annotations
 

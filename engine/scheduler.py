@@ -281,7 +281,7 @@ class Scheduler:
     # Retiring results
 
     def retire(self, result: StepResult) -> list[Committed]:
-        """Takes a step's tokens in. What came for a request that had ended is counted as surplus and dropped (rule 2)."""
+        """Takes a step's tokens in. What came for a request that had ended is surplus: counted and dropped (rule 2)."""
         committed: list[Committed] = []
         for index, (row, token_id, ended) in enumerate(zip(result.rows, result.token_ids, result.ended, strict=True)):
             request = self._by_row[row]

@@ -12,9 +12,8 @@ import torch
 from engine.model.batch import Batch
 from engine.model.runner import ModelRunner
 from engine.plan import Chunk, Ints, Plan, StepResult
-from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.rows import RowSet
-from engine.sampling.sampler import Sampled, Sampler
+from engine.sampling.sampler import Sampled, Sampler, prompt_logprobs
 
 _EMPTY = np.empty(0, np.int32)
 
@@ -29,8 +28,9 @@ class _Work:
 
 
 class TorchDevice:
-    """Row state lives in numpy arrays next to the model, so a step needs nothing from the loop. Owner: the device thread.
+    """Row state lives in numpy arrays next to the model, so a step needs nothing from the loop.
 
+    Owner: the device thread.
     The token that a row draws is fed to it in the next step; rows that ended take no further part.
     """
 

@@ -1,0 +1,1 @@
+"""The bodies of requests, each validated once from its bytes, and the shapes of the answers."""

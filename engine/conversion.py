@@ -1,0 +1,165 @@
+"""What has to be written before a model can be loaded: a GGUF file as a Hugging Face folder, a slow tokenizer as a fast one.
+
+A conversion is made in a folder of its own beside its target and renamed at the end, so the target is whole or absent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
+from transformers.utils import logging as transformers_logging
+
+from common.models import ModelError
+
+Progress = Callable[[str, float], None]
+T = TypeVar("T")
+
+_PARTIAL = ".partial-"
+_ROOM = 1.1  # times the written bytes that must be free on disk
+_DEQUANTIZED_BYTES = 4  # float32
+
+
+def convert_gguf(file: Path, target: Path, progress: Progress) -> None:
+    """Writes `file` to `target` as float32 safetensors, tokenizer.json, chat template and generation config.
+
+    Raises ModelError, also where the disk or memory is too small.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    progress("converting", 0.0)
+    _check_room(file, target)
+    with whole_folder(target) as folder:
+        try:
+            _load_tokenizer(file.parent, gguf_file=file.name).save_pretrained(folder)
+            progress("converting", 0.25)
+            with _tensors_reported(lambda share: progress("converting", 0.3 + 0.5 * share)):
+                model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            # What is written is no longer quantized.
+            model.hf_quantizer = None
+            model.config.__dict__.pop("quantization_config", None)
+            model.save_pretrained(folder)
+        except ModelError:
+            raise
+        except Exception as e:  # an architecture or a quantization that transformers or gguf does not know
+            raise ModelError(f"{file} cannot be converted: {e or type(e).__name__}") from e
+    progress("converting", 1.0)
+
+
+@contextmanager
+def _tensors_reported(report: Callable[[float], None]) -> Iterator[None]:
+    """Takes the place of the bar that transformers draws over a GGUF file's tensors."""
+
+    def each(tensors: Sequence[T], **_: object) -> Iterator[T]:
+        for index, tensor in enumerate(tensors):
+            report(index / len(tensors))
+            yield tensor
+
+    reader: Any = modeling_gguf_pytorch_utils
+    bar, reader.tqdm = reader.tqdm, each
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
+
+
+def convert_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+    """Writes tokenizer.json for `source` into `target`, and links everything else there. Raises ModelError."""
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    progress("converting", 0.0)
+    with whole_folder(target) as folder:
+        tokenizer = _load_tokenizer(source)
+        if not tokenizer.is_fast:
+            raise ModelError(f"{source}: its {type(tokenizer).__name__} has no fast form (tokenizer.json)")
+        tokenizer.save_pretrained(folder)
+        for file in source.iterdir():
+            if not (folder / file.name).exists():
+                (folder / file.name).symlink_to(file.resolve())
+    progress("converting", 1.0)
+
+
+def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as e:
+        raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {e}") from e
+
+
+def _check_room(file: Path, target: Path) -> None:
+    from gguf import GGUFReader
+
+    numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    needed = int(numbers * _DEQUANTIZED_BYTES * _ROOM)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise ModelError(
+            f"{target.parent}: converting needs {needed / 2**30:.1f} GiB of disk, {free / 2**30:.1f} are free"
+        )
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write in that becomes `target` at the end, or vanishes when the body raises or SIGTERM comes.
+
+    Where another process has made `target` meanwhile, that one stays.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target.parent)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
+    try:
+        with _sigterm_raises():
+            yield folder
+        folder.chmod(0o755)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Partial folders of processes that were killed before they could clean up."""
+    for folder in parent.glob(f"{_PARTIAL}*"):
+        with suppress(ValueError):
+            pid = int(folder.name.removeprefix(_PARTIAL).partition("-")[0])
+            if not _alive(pid):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: then somebody else handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

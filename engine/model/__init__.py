@@ -1,0 +1,1 @@
+"""Models: preparing, loading, attention over the paged cache, linear layers."""

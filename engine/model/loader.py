@@ -1,0 +1,126 @@
+"""From a Hugging Face folder to a transformers model that attends through us."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    __version__,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from common.models import ModelError, check_folder
+from engine.attention.interface import NAME
+from engine.model.memory import free_memory
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED_BYTES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I64": 8}
+_MINIMUM_BESIDE_WEIGHTS = 256 << 20  # bytes for activations and the smallest useful KV cache
+
+
+def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's own on an accelerator and float32 on a CPU, where that is the fast and exact one.
+
+    Raises ModelError naming `--dtype`.
+    """
+    if name == "auto":
+        stored = getattr(config.get_text_config(decoder=True), "dtype", None)
+        return stored if device.type != "cpu" and isinstance(stored, torch.dtype) else torch.float32
+    if name not in DTYPES:
+        raise ModelError(f"--dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """The model's configuration. Raises ModelError where transformers cannot build a causal decoder from it."""
+    raw = check_folder(folder)
+    family = raw["model_type"]
+    if family not in CONFIG_MAPPING:
+        reason = "it needs its own Python code, and remote code is not run" if "auto_map" in raw else "it is unknown"
+        raise ModelError(f"{folder}: cannot serve model type {family!r}: {reason} (transformers {__version__})")
+    if raw.get("is_encoder_decoder"):
+        raise ModelError(f"{folder}: cannot serve {family!r}: it is an encoder-decoder model")
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"{folder}: cannot serve {family!r}: it is not a causal language model")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # transformers raises whatever a malformed field provokes
+        raise ModelError(f"{folder}: config.json is not valid for {family!r}: {_first_line(e)}") from e
+    return config
+
+
+def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model in eval mode on `device`, its attention ours. Raises ModelError, also where memory is too small."""
+    check_memory(folder, dtype, device)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
+            folder,
+            config=config,
+            dtype=dtype,
+            device_map=None if device.type == "cpu" else {"": device},
+            attn_implementation=NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as e:  # a truncated file, a wrong shape, a missing optional package: all the user's to read
+        raise ModelError(f"{folder}: loading the weights failed: {_first_line(e)}") from e
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])}{more}")
+    ready: PreTrainedModel = model.eval().requires_grad_(False)
+    return ready
+
+
+def check_memory(folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ModelError where the weights, in `dtype`, and a small KV cache do not fit in free memory."""
+    needed = weight_bytes(folder, dtype) + _MINIMUM_BESIDE_WEIGHTS
+    free = free_memory(device)
+    if needed > free:
+        name = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{folder}: too little memory: the model needs {needed / 2**30:.1f} GiB in {name}, {free / 2**30:.1f} are free"
+        )
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """What the folder's weights take in memory as `dtype`, from the files' headers; files of another format as stored."""
+    total = 0
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files or folder.glob("pytorch_model*.bin"):
+        total += _tensors_bytes(file, dtype.itemsize) if files else file.stat().st_size
+    return total
+
+
+def _tensors_bytes(file: Path, itemsize: int) -> int:
+    """Safetensors: eight bytes of header length, the header in JSON, then the tensors."""
+    try:
+        with file.open("rb") as f:
+            (length,) = struct.unpack("<Q", f.read(8))
+            if length > file.stat().st_size:
+                raise ValueError("header longer than the file")
+            header: dict[str, Any] = json.loads(f.read(length))
+        header.pop("__metadata__", None)
+        total = 0
+        for entry in header.values():
+            begin, end = entry["data_offsets"]
+            total += (end - begin) // _STORED_BYTES.get(entry["dtype"], itemsize) * itemsize
+    except (ValueError, struct.error, KeyError, TypeError) as e:
+        raise ModelError(f"{file} is no valid safetensors file: {_first_line(e)}") from e
+    return total
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,126 @@
+"""Every family gives transformers' own greedy tokens, and the comparison bites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.interface import Backend
+from engine.attention.reference import ReferenceBackend
+from engine.model.batch import Batch
+from engine.model.runner import ModelRunner
+from tests.engine.model.driver import Driver, Sequence, load_runner, random_prompts, transformers_greedy
+from tests.models import WINDOW, ZOO, ZOO_VOCABULARY
+
+NEW_TOKENS = 24
+LENGTHS = (2 * WINDOW + 21, WINDOW + 17, 7)  # longer than the window, across it while decoding, and short
+PROMPTS = random_prompts(LENGTHS, ZOO_VOCABULARY)
+
+Zoo = Callable[[str], Path]
+
+
+@cache
+def expected(folder: Path) -> list[tuple[list[int], torch.Tensor]]:
+    return transformers_greedy(folder, PROMPTS, NEW_TOKENS)
+
+
+def assert_same(sequences: list[Sequence], folder: Path) -> None:
+    for sequence, (tokens, logits) in zip(sequences, expected(folder), strict=True):
+        assert sequence.output == tokens
+        assert difference(sequence, logits) < 2e-3
+
+
+def difference(sequence: Sequence, logits: torch.Tensor) -> float:
+    """The largest over the tokens, relative to the logits' norm."""
+    error = (torch.stack(sequence.logits) - logits).norm(dim=-1) / logits.norm(dim=-1)
+    return float(error.max())
+
+
+def same_tokens(sequences: list[Sequence], folder: Path) -> bool:
+    return [s.output for s in sequences] == [tokens for tokens, _ in expected(folder)]
+
+
+@pytest.mark.parametrize("family", ZOO)
+def test_each_family_gives_the_tokens_of_generate(family: str, zoo_folder: Zoo) -> None:
+    folder = zoo_folder(family)
+    runner = load_runner(folder)
+    fast = runner.backend
+    for backend in (fast, ReferenceBackend()):
+        runner.backend = backend
+        driver = Driver(runner)
+        alone = [driver.run([prompt], NEW_TOKENS, driver.whole)[0] for prompt in PROMPTS]
+        assert_same(alone, folder)
+        assert_same(Driver(runner).run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+
+
+def test_the_real_model_gives_the_tokens_of_generate(smollm2_folder: Path) -> None:
+    runner = load_runner(smollm2_folder)
+    prompts = random_prompts((40, 9), 49152)
+    reference = transformers_greedy(smollm2_folder, prompts, 8)
+    driver = Driver(runner)
+    for sequence, (tokens, logits) in zip(driver.run(prompts, 8, driver.chunked), reference, strict=True):
+        assert sequence.output == tokens
+        assert difference(sequence, logits) < 1e-4
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+def test_the_block_size_changes_nothing(block_size: int, zoo_folder: Zoo) -> None:
+    folder = zoo_folder("gemma2")
+    driver = Driver(load_runner(folder), block_size, num_blocks=600)
+    assert_same(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+
+
+class Sabotage:
+    """A backend that changes one argument of attention on its way to the real one."""
+
+    name = "sabotage"
+
+    def __init__(self, backend: Backend, change: Callable[[dict[str, Any]], None]) -> None:
+        self.backend, self.change, self.begin = backend, change, backend.begin
+
+    def attend(self, layer: int, *args: Any) -> torch.Tensor:
+        names = ("query", "key", "value", "scaling", "window", "softcap", "sinks")
+        arguments = dict(zip(names, args, strict=True))
+        self.change(arguments)
+        return self.backend.attend(layer, **arguments)
+
+
+SABOTAGE: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "attention zeroed": ("llama", lambda a: a.update(value=a["value"] * 0)),
+    "window ignored": ("mistral", lambda a: a.update(window=0)),
+    "window ignored, in some layers": ("gemma3_text", lambda a: a.update(window=0)),
+    "window one too long": ("phi3", lambda a: a.update(window=a["window"] + 1)),
+    "soft cap ignored": ("gemma2", lambda a: a.update(softcap=0.0)),
+    "scaling halved": ("granite", lambda a: a.update(scaling=a["scaling"] / 2)),
+    "sinks ignored": ("gpt_oss", lambda a: a.update(sinks=None)),
+}
+
+
+@pytest.mark.parametrize("what", SABOTAGE)
+def test_sabotaged_attention_is_seen_in_the_tokens(what: str, zoo_folder: Zoo) -> None:
+    family, change = SABOTAGE[what]
+    folder = zoo_folder(family)
+    runner = load_runner(folder)
+    runner.backend = Sabotage(runner.backend, change)
+    driver = Driver(runner)
+    assert not same_tokens(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox"])
+def test_zeroed_positions_are_seen_in_the_tokens(family: str, zoo_folder: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = zoo_folder(family)
+    runner = load_runner(folder)
+    forward = ModelRunner.forward
+
+    def without_positions(self: ModelRunner, batch: Batch) -> torch.Tensor:
+        return forward(self, replace(batch, positions=torch.zeros_like(batch.positions)))
+
+    monkeypatch.setattr(ModelRunner, "forward", without_positions)
+    driver = Driver(runner)
+    assert not same_tokens(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
