@@ -26,6 +26,12 @@ class ModelError(Exception):
     """The model cannot be served. Its text is one line for the user."""
 
 
+def first_line(error: BaseException, limit: int = 200) -> str:
+    """What an error says, short enough for one line that quotes it."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
 class Kind(Enum):
     """What has to be done before the engine can load it."""
 

@@ -1,4 +1,4 @@
-"""What has to be written before a model can be loaded: a GGUF file as a Hugging Face folder, a slow tokenizer as a fast one.
+"""What has to be written before a model can be loaded: a GGUF file as a folder, a slow tokenizer as a fast one.
 
 A conversion is made in a folder of its own beside its target and renamed at the end, so the target is whole or absent.
 """
@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
-from common.models import ModelError
+from common.models import ModelError, first_line
 
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def convert_gguf(file: Path, target: Path, progress: Progress) -> None:
         except ModelError:
             raise
         except Exception as e:  # an architecture or a quantization that transformers or gguf does not know
-            raise ModelError(f"{file} cannot be converted: {e or type(e).__name__}") from e
+            raise ModelError(f"{file} cannot be converted: {first_line(e)}") from e
     progress("converting", 1.0)
 
 
@@ -92,7 +92,7 @@ def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> PreTrainedTok
             folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
         )
     except Exception as e:
-        raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {e}") from e
+        raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {first_line(e)}") from e
 
 
 def _check_room(file: Path, target: Path) -> None:

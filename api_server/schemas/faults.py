@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import reprlib
-from typing import Any
 
 import annotated_types
 from pydantic import BaseModel, ValidationError
@@ -31,6 +30,8 @@ def bad_request(model: type[BaseModel], error: ValidationError) -> BadRequestErr
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if fault["type"] == "missing":
         return BadRequestError(f"{name} is required.", param=name, code="missing_required_parameter")
+    if fault["type"] == "too_short" and not allowed:
+        return BadRequestError(f"{name} must have at least {fault['ctx']['min_length']} item.", param=name)
     if fault["type"] == "value_error":
         return BadRequestError(f"{name}: {fault['ctx']['error']}", param=name)
     if allowed:

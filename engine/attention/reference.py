@@ -1,4 +1,4 @@
-"""Attention in plain torch, on any device and in any dtype: the ground truth that the fast backends are tested against."""
+"""Attention in plain torch, on any device, in any dtype: the ground truth that the fast backends are tested against."""
 
 from __future__ import annotations
 

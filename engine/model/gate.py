@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
-from common.models import ModelError
+from common.models import ModelError, first_line
 from engine.attention.cache import KVCache, LayerShape
 from engine.attention.interface import NAME
 from engine.attention.reference import attend_dense
@@ -35,12 +35,14 @@ _TOLERANCE = {torch.float32: 1e-3}
 _LOW_PRECISION_TOLERANCE = 0.15
 
 
+Forward = Callable[[Batch, KVCache], torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What the untouched model showed."""
 
     layers: tuple[LayerShape, ...]
-    heads: tuple[int, ...]  # query heads of each layer
     logits: tuple[torch.Tensor, ...]  # of each probe sequence, [tokens, V] float32
 
 
@@ -90,18 +92,12 @@ def inspect(model: PreTrainedModel, vocab_size: int, max_model_len: int) -> Insp
     except ModelError:
         raise
     except Exception as e:  # whatever a family does that a plain decoder does not
-        raise _refusal(config, f"a probing forward pass failed: {type(e).__name__}: {e}") from e
+        raise _refusal(config, f"a probing forward pass failed: {type(e).__name__}: {first_line(e)}") from e
     _check_calls(config, spy)
-    order = range(len(spy.calls))
-    return Inspection(tuple(spy.shapes[i] for i in order), tuple(spy.heads[i] for i in order), logits)
+    return Inspection(tuple(spy.shapes[layer] for layer in range(len(spy.calls))), logits)
 
 
-def verify(
-    config: PretrainedConfig,
-    inspection: Inspection,
-    forward: Callable[[Batch, KVCache], torch.Tensor],
-    like: torch.Tensor,
-) -> None:
+def verify(config: PretrainedConfig, inspection: Inspection, forward: Forward, like: torch.Tensor) -> None:
     """Feeds the probe sequences to the finished model, chunked and in one batch, and compares its logits with the
     untouched model's. The cache is of the dtype and device of `like`.
 
@@ -119,9 +115,9 @@ def verify(
             for parts, part in zip(found, torch.split(logits, [len(chunk) for chunk in chunks]), strict=True):
                 parts.append(part)
     except Exception as e:
-        raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {e}") from e
+        raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {first_line(e)}") from e
     error = torch.cat([_errors(torch.cat(parts), want) for parts, want in zip(found, inspection.logits, strict=True)])
-    # In low precision a mixture of experts may route a token differently for a rounding: most tokens must agree, not all.
+    # In low precision a mixture of experts may route a token differently for a rounding: most must agree, not all.
     worst = error.max() if like.dtype in _TOLERANCE else error.median()
     if not worst <= _TOLERANCE.get(like.dtype, _LOW_PRECISION_TOLERANCE):
         raise _refusal(config, f"its logits in a batch and alone differ by {worst:.2g} of their norm")
@@ -133,12 +129,11 @@ def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 class _Spy:
-    """Stands in for attention and notes what each layer asks for. Computes the same over the one sequence it is given."""
+    """Stands in for attention and notes what each layer asks for. Computes the same over the sequence it is given."""
 
     def __init__(self, reach: int) -> None:
         self.calls: dict[int, int] = {}
         self.shapes: dict[int, LayerShape] = {}
-        self.heads: dict[int, int] = {}
         self.faults: list[str] = []
         self._reach = reach
 
@@ -168,7 +163,6 @@ class _Spy:
             layer = -1
         self.calls[layer] = self.calls.get(layer, 0) + 1
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
-        self.heads[layer] = query.shape[1]
         rule = getattr(attention_mask, "rule", None)
         if rule is None:
             self.faults.append(f"layer {layer} brings a mask of its own")
@@ -179,7 +173,7 @@ class _Spy:
         return out[None], None
 
     def _is_causal_window(self, rule: Any, window: int, device: torch.device) -> bool:
-        """Whether the rule shows a query the last `window` tokens up to its own (0: all), at the positions that tell."""
+        """Whether the rule shows a query the last `window` tokens up to its own (0: all), at positions that tell."""
         far = self._reach - 1
         zero = torch.zeros((), dtype=torch.long, device=device)
         for position in sorted({0, 1, window - 1, window, window + 1, 2 * window, far // 2, far}):

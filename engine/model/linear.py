@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the field's own name for it
@@ -26,36 +26,39 @@ _MEASURED_NUMBERS = 1 << 24  # of a weight: more than a last-level cache holds, 
 _CLEARLY = 0.95  # of the first candidate's time
 
 
-class Kernel(Protocol):
-    """A class of modules that compute x · weightᵀ + bias for x [..., in], giving [..., out]."""
+class Kernel(nn.Module):
+    """A module that computes x · weightᵀ + bias for x [..., in], giving [..., out]."""
 
     name: ClassVar[str]
 
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Packs `weight` [out, in] and `bias` [out]."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
 
 
-class PlainLinear(nn.Module):
+class PlainLinear(Kernel):
     """torch's own, on the weight as it was loaded."""
 
-    name: ClassVar[str] = "plain"
+    name = "plain"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias
+        super().__init__(weight, bias)
+        self.weight = weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
-class TransposedLinear(nn.Module):
+class TransposedLinear(Kernel):
     """The weight as [in, out]: reads fewer pages per output for a single row."""
 
-    name: ClassVar[str] = "transposed"
+    name = "transposed"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight.t().contiguous(), bias
+        super().__init__(weight, bias)
+        self.weight = weight.t().contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -63,15 +66,14 @@ class TransposedLinear(nn.Module):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
-class OneDnnLinear(nn.Module):
+class OneDnnLinear(Kernel):
     """The weight in oneDNN's blocked layout, which its float32 matmul reads without repacking it every time."""
 
-    name: ClassVar[str] = "onednn"
+    name = "onednn"
     _ROWS_HINT = 64
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.bias = weight.shape[0], bias
+        super().__init__(weight, bias)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self._ROWS_HINT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,16 +86,16 @@ class OneDnnLinear(nn.Module):
 Shape = tuple[int, int]  # out, in
 
 
-def float32_candidates() -> list[Kernel]:
+def float32_candidates() -> list[type[Kernel]]:
     """The exact kernels that this build of torch has."""
-    found: list[Kernel] = [PlainLinear, TransposedLinear]
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    found: list[type[Kernel]] = [PlainLinear, TransposedLinear]
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
         found.append(OneDnnLinear)
     return found
 
 
-def pack_linears(model: nn.Module, candidates: Sequence[Kernel], budget: float = BUDGET) -> dict[Shape, str]:
-    """Replaces every linear layer of `model` by the candidate that is fastest for its shape, and frees the plain weight.
+def pack_linears(model: nn.Module, candidates: Sequence[type[Kernel]], budget: float = BUDGET) -> dict[Shape, str]:
+    """Replaces each linear layer of `model` by the candidate that is fastest for its shape, and frees the plain weight.
 
     Returns the chosen kernel's name by (out, in). Shapes are measured from the costliest down; those that `budget`
     seconds no longer reach take the kernel of the measured shape that is nearest in size.
@@ -104,7 +106,7 @@ def pack_linears(model: nn.Module, candidates: Sequence[Kernel], budget: float =
             if type(child) in (nn.Linear, Conv1D):
                 weight, _ = _weights(child)
                 layers.setdefault((weight.shape[0], weight.shape[1]), []).append((parent, name))
-    chosen: dict[Shape, Kernel] = {}
+    chosen: dict[Shape, type[Kernel]] = {}
     deadline = time.monotonic() + budget
     for shape in sorted(layers, key=lambda s: s[0] * s[1] * len(layers[s]), reverse=True):
         if chosen and time.monotonic() > deadline:
@@ -120,7 +122,7 @@ def pack_linears(model: nn.Module, candidates: Sequence[Kernel], budget: float =
     return names
 
 
-def fastest(candidates: Sequence[Kernel], weight: torch.Tensor, bias: torch.Tensor | None) -> Kernel:
+def fastest(candidates: Sequence[type[Kernel]], weight: torch.Tensor, bias: torch.Tensor | None) -> type[Kernel]:
     """The candidate whose times over `ROWS` have the smallest product; the first one keeps its place in a near-tie.
 
     A very large weight is judged by its first rows.

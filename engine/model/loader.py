@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from common.models import ModelError, check_folder
+from common.models import ModelError, check_folder, first_line
 from engine.attention.interface import NAME
 from engine.model.memory import free_memory
 
@@ -55,7 +55,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises whatever a malformed field provokes
-        raise ModelError(f"{folder}: config.json is not valid for {family!r}: {_first_line(e)}") from e
+        raise ModelError(f"{folder}: config.json is not valid for {family!r}: {first_line(e)}") from e
     return config
 
 
@@ -75,7 +75,9 @@ def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, devic
             output_loading_info=True,
         )
     except Exception as e:  # a truncated file, a wrong shape, a missing optional package: all the user's to read
-        raise ModelError(f"{folder}: loading the weights failed: {_first_line(e)}") from e
+        if isinstance(e, KeyError) and e.args == (NAME,):
+            raise ModelError(f"cannot serve model type {config.model_type!r}: it knows only attention of its own") from e
+        raise ModelError(f"{folder}: loading the weights failed: {first_line(e)}") from e
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -91,12 +93,13 @@ def check_memory(folder: Path, dtype: torch.dtype, device: torch.device) -> None
     if needed > free:
         name = str(dtype).removeprefix("torch.")
         raise ModelError(
-            f"{folder}: too little memory: the model needs {needed / 2**30:.1f} GiB in {name}, {free / 2**30:.1f} are free"
+            f"{folder}: too little memory: in {name} the model needs {needed / 2**30:.1f} GiB, but {free / 2**30:.1f}"
+            " are free"
         )
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """What the folder's weights take in memory as `dtype`, from the files' headers; files of another format as stored."""
+    """What the folder's weights take in memory as `dtype`, by the files' headers; another format's files as stored."""
     total = 0
     files = sorted(folder.glob("*.safetensors"))
     for file in files or folder.glob("pytorch_model*.bin"):
@@ -118,9 +121,5 @@ def _tensors_bytes(file: Path, itemsize: int) -> int:
             begin, end = entry["data_offsets"]
             total += (end - begin) // _STORED_BYTES.get(entry["dtype"], itemsize) * itemsize
     except (ValueError, struct.error, KeyError, TypeError) as e:
-        raise ModelError(f"{file} is no valid safetensors file: {_first_line(e)}") from e
+        raise ModelError(f"{file} is no valid safetensors file: {first_line(e)}") from e
     return total
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -93,8 +93,8 @@ class ModelRunner:
         self._cache = KVCache(self.layers, num_blocks, block_size, self.dtype, self.device)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Writes the batch's keys and values into the cache. Returns the logits of `batch.logits_index`, [n, V] float32;
-        n may be 0. Raises RuntimeError before `allocate`."""
+        """Writes the batch's keys and values into the cache. Returns the logits of `batch.logits_index`, [n, V]
+        float32; n may be 0. Raises RuntimeError before `allocate`."""
         if self._cache is None:
             raise RuntimeError("forward before allocate")
         return self.forward_over(batch, self._cache)

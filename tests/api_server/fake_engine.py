@@ -158,7 +158,7 @@ class FakeEngine:
         params = submit.params
         if at == 0 and params.prompt_logprobs is not None:
             scored = [token_logprob(chr(96 + i), params.prompt_logprobs) for i in unpack_ints("i", submit.prompt)]
-            extra = replace(extra, prompt_logprobs=[None, *scored[1:]])
+            extra = replace(extra, prompt_logprobs=[None, *scored[1:]] if len(scored) > 1 else None)
         if params.max_tokens == 0:
             del self.open[handle]
             return handle, [], "", Finish.LENGTH, replace(extra, usage=(len(submit.prompt) // 4, 0, 0))

@@ -78,7 +78,7 @@ def test_arguments_that_were_cut_stay_a_string() -> None:
 
 
 def test_no_messages_are_refused() -> None:
-    with pytest.raises(BadRequestError, match="at least one message"):
+    with pytest.raises(BadRequestError, match="messages must have at least 1 item"):
         parse(ChatRequest, b'{"messages": []}')
     with pytest.raises(BadRequestError, match="messages is required"):
         parse(ChatRequest, b"{}")
