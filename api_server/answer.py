@@ -108,7 +108,7 @@ class Answer(Response):
         finally:
             watcher.cancel()
             self.engines.abort(self.mailbox)
-            self.mailbox.place.leave()
+            self.mailbox.close()
 
     async def write(self, send: Send) -> None:
         """Waits for the results and sends them."""

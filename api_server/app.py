@@ -9,11 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from api_server.errors import ApiError, HttpError, InternalError
-from api_server.generate import VERSION
 from api_server.middleware import Edge
 from api_server.openapi import describe
 from api_server.routes import openai, operations, plain
 from api_server.state import ServerState
+from api_server.version import VERSION
 
 
 def create_app(state: ServerState) -> FastAPI:

@@ -60,7 +60,7 @@ class ChatForm:
         self._top = body.top_logprobs or 0
         self._logprobs = bool(body.logprobs)
         self._ids = bool(body.return_token_ids)
-        self._prompt_logprobs = body.prompt_logprobs is not None
+        self._prompt_logprobs = body.prompt_logprobs
         self._usage = body.usage_in_stream
         self._usage_so_far = body.usage_in_chunks
         self._plain = not (self._logprobs or self._ids or self._usage_so_far)
@@ -138,8 +138,9 @@ class ChatForm:
         }
         if self._ids:
             body["prompt_token_ids"] = self._prompt.ids
-        if self._prompt_logprobs:
-            body["prompt_logprobs"] = prompt_logprobs(sequences[0].prompt_logprobs or [None], self._prompt.ids)
+        if self._prompt_logprobs is not None:
+            scored = sequences[0].prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(scored, self._prompt.ids, self._prompt_logprobs)
         return body
 
     def _choice(self, sequence: Sequence) -> dict[str, Any]:

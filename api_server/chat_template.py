@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api_server.errors import BadRequestError
+from api_server.tokenizer import read_config
 
 Message = dict[str, Any]
 
@@ -94,8 +95,7 @@ def _of_model(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    path = folder / "tokenizer_config.json"
-    found = json.loads(path.read_bytes()).get("chat_template") if path.is_file() else None
+    found = read_config(folder).get("chat_template")
     if isinstance(found, list):  # named templates
         by_name = {item["name"]: item["template"] for item in found}
         found = by_name.get("default", next(iter(by_name.values()), None))

@@ -66,7 +66,7 @@ class CompletionForm:
         self._logprobs = body.logprobs
         self._echo = bool(body.echo)
         self._ids = bool(body.return_token_ids)
-        self._prompt_logprobs = body.prompt_logprobs is not None
+        self._prompt_logprobs = body.prompt_logprobs
         self._usage = body.usage_in_stream
         self._usage_so_far = body.usage_in_chunks
         self._plain = self._logprobs is None and not self._ids and not self._usage_so_far
@@ -157,8 +157,9 @@ class CompletionForm:
         choice["stop_reason"] = sequence.stop
         if self._logprobs is not None:
             choice["logprobs"] = self._whole_logprobs(sequence)
-        if self._prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(sequence.prompt_logprobs or [None], prompt.ids)
+        if self._prompt_logprobs is not None:
+            scored = sequence.prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(scored, prompt.ids, self._prompt_logprobs)
         if self._ids:
             choice["prompt_token_ids"] = prompt.ids
             choice["token_ids"] = unpack_ints("i", bytes(sequence.emitted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,12 +23,9 @@ from api_server.schemas.unsupported import refuse_unsupported
 from api_server.served_model import ServedModel
 from api_server.sse import StreamedAnswer
 from api_server.state import ServerState
+from api_server.version import VERSION
 from common.messages import Ready, pack_ints
 
-try:
-    VERSION = importlib.metadata.version("stepahead")
-except importlib.metadata.PackageNotFoundError:  # run from a checkout that was not installed
-    VERSION = "0+checkout"
 FINGERPRINT = f"stepahead-{VERSION}"
 
 M = TypeVar("M", bound=BaseModel)
@@ -110,30 +106,16 @@ async def _prepare(state: ServerState, body: B, endpoint: Endpoint[B], mailbox: 
     state.engines.admission.check_fan_out(len(prompts) * body.count)
     tokens = sum(len(prompt.ids) for prompt in prompts) * body.count
     mailbox.place.resize(len(prompts) * body.count, tokens)
-    _fill(state, body, endpoint, mailbox, prompts, identity)
+    logprobs: dict[str, Any] = endpoint.logprobs(body)
+    for prompt in prompts:
+        ids = pack_ints("i", prompt.ids)
+        seed = state.seeds.randrange(INT64)
+        for choice in range(body.count):
+            params = body.sampling(served.defaults, prompt.max_tokens, seed, choice, **logprobs)
+            mailbox.add(Sequence(mailbox, len(mailbox.sequences), ids, params, body.priority or 0, identity.id))
     form = endpoint.form(identity, body, prompts, served)
     if body.stream:
         streamed = cast(StreamedForm, form)  # only schemas of streaming endpoints have `stream`
         return StreamedAnswer(state.engines, mailbox, streamed, state.config.server.sse_keep_alive_interval)
     mailbox.patient = True
     return Answer(state.engines, mailbox, form)
-
-
-def _fill(
-    state: ServerState,
-    body: B,
-    endpoint: Endpoint[B],
-    mailbox: Mailbox,
-    prompts: list[Prompt],
-    identity: Identity,
-) -> None:
-    """A sequence per choice: prompt by prompt, each with `n` seeds in a row."""
-    served, _ = state.require_ready()
-    logprobs: dict[str, Any] = endpoint.logprobs(body)
-    for prompt in prompts:
-        ids = pack_ints("i", prompt.ids)
-        seed = state.seeds.randrange(INT64)
-        for k in range(body.count):
-            params = body.sampling(served.defaults, prompt.max_tokens, seed, k, **logprobs)
-            index = len(mailbox.sequences)
-            mailbox.add(Sequence(mailbox, index, ids, params, body.priority or 0, identity.id))

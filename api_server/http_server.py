@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Generator
 
 import uvicorn
@@ -20,7 +21,8 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(app: FastAPI) -> HttpServer:
-    """A server for `app`, to be run with `serve(sockets)` on uvloop. It logs nothing per request."""
+    """A server for `app`, to be run with `serve(sockets)` on uvloop. It logs what is wrong and nothing else."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return HttpServer(
         uvicorn.Config(
             app,

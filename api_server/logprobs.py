@@ -73,16 +73,20 @@ def joined(first: Columns, second: Columns) -> Columns:
     return {name: first[name] + second[name] for name in first}
 
 
-def prompt_logprobs(tokens: Sequence[TokenLogprob | None], ids: Sequence[int]) -> list[dict[str, Any] | None]:
-    """As in vLLM: for each prompt token a map of token id to `{logprob, rank, decoded_token}`; null for the first."""
-    return [None if token is None else _by_id(token, chosen) for token, chosen in zip(tokens, ids, strict=True)]
+def prompt_logprobs(
+    tokens: Sequence[TokenLogprob | None] | None, ids: Sequence[int], top: int
+) -> list[dict[str, Any] | None]:
+    """As in vLLM: for each prompt token a map of token id to `{logprob, rank, decoded_token}`; null for the first.
+
+    tokens: None for a prompt of one token, of which engines have nothing to say. rank: null beyond the `top` likeliest.
+    """
+    scored = [None] if tokens is None else tokens
+    return [None if token is None else _by_id(token, chosen, top) for token, chosen in zip(scored, ids, strict=True)]
 
 
-def _by_id(token: TokenLogprob, chosen: int) -> dict[str, Any]:
+def _by_id(token: TokenLogprob, chosen: int, top: int) -> dict[str, Any]:
     text, logprob, _, candidates = token
-    entries: dict[str, Any] = {
-        str(chosen): {"logprob": finite(logprob), "rank": None, "decoded_token": text},
-    }
-    for rank, (text, logprob, _, token_id) in enumerate(candidates, start=1):
+    entries: dict[str, Any] = {str(chosen): {"logprob": finite(logprob), "rank": None, "decoded_token": text}}
+    for rank, (text, logprob, _, token_id) in enumerate(candidates[:top], start=1):
         entries[str(token_id)] = {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
     return entries

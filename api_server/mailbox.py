@@ -24,7 +24,6 @@ class Sequence:
     __slots__ = (
         "_fresh_ids",
         "_pieces",
-        "cached",
         "delivered",
         "emitted",
         "engine",
@@ -173,6 +172,12 @@ class Mailbox:
         """The client has gone."""
         self.gone = True
         self.wake()
+
+    def close(self) -> None:
+        """Nothing more is expected. Takes the circle of references apart, so that no collector has to."""
+        self.place.leave()
+        self.sequences = []
+        self.news = []
 
     async def wait(self) -> None:
         """Until something is new for this kind of waiter, the client has gone, or `wake` was called."""

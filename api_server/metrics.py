@@ -40,29 +40,25 @@ class _StateCollector(Collector):
         yield from self._engines()
         yield from self._tokens()
         yield from self._requests()
-        ready = GaugeMetricFamily("stepahead_ready", "1 while requests are served.", float(self._state.is_ready))
-        yield ready
+        yield GaugeMetricFamily("stepahead_ready", "1 while requests are served.", float(self._state.is_ready))
 
     @property
     def _model(self) -> str:
         return self._state.config.model.names[0]
 
     def _engines(self) -> Iterable[Metric]:
-        engines = [engine for engine in self._state.engines.engines.values() if engine.stats]
+        latest = {str(engine.number): engine.stats for engine in self._state.engines.engines.values() if engine.stats}
         for key, (text, *names) in _ENGINE_GAUGES.items():
             for name in names:
                 gauge = GaugeMetricFamily(name, text, labels=("model_name", "engine"))
-                for engine in engines:
-                    stats = engine.stats
-                    assert stats is not None
-                    value = {"running": stats.running, "waiting": stats.waiting}.get(key, stats.gauges.get(key, 0.0))
-                    gauge.add_metric((self._model, str(engine.number)), float(value))
+                for engine, stats in latest.items():
+                    gauges = {"running": stats.running, "waiting": stats.waiting, **stats.gauges}
+                    gauge.add_metric((self._model, engine), float(gauges.get(key, 0.0)))
                 yield gauge
-        for name in sorted({name for engine in engines if engine.stats for name in engine.stats.counters}):
+        for name in sorted({name for stats in latest.values() for name in stats.counters}):
             counter = CounterMetricFamily(f"stepahead_engine_{name}", "Since the engine began.", labels=("engine",))
-            for engine in engines:
-                if engine.stats and name in engine.stats.counters:
-                    counter.add_metric((str(engine.number),), engine.stats.counters[name])
+            for engine, stats in latest.items():
+                counter.add_metric((engine,), stats.counters.get(name, 0))
             yield counter
 
     def _tokens(self) -> Iterable[Metric]:

@@ -26,15 +26,20 @@ _described: dict[str, type[BaseModel]] = {}  # models that routes refer to, by n
 
 def generation(request: type[BaseModel], response: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads `request` from bytes and answers `response`."""
-    for model in (request, response, ErrorAnswer):
+    for model in (request, response):
         _described[model.__name__] = model
-    errors = {status: {"description": text, "content": _content(ErrorAnswer)} for status, text in _ERRORS.items()}
     streams = "stream" in request.model_fields
     events = {"text/event-stream": {"schema": {"type": "string"}}} if streams else {}
     return {
         "requestBody": {"required": True, "content": _content(request)},
-        "responses": {"200": {"description": "OK", "content": {**_content(response), **events}}, **errors},
+        "responses": {"200": {"description": "OK", "content": {**_content(response), **events}}, **failures(*_ERRORS)},
     }
+
+
+def failures(*statuses: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these error statuses."""
+    _described[ErrorAnswer.__name__] = ErrorAnswer
+    return {status: {"description": _ERRORS[status], "content": _content(ErrorAnswer)} for status in statuses}
 
 
 def _content(model: type[BaseModel]) -> dict[str, Any]:
@@ -42,10 +47,15 @@ def _content(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole document, with every schema that routes refer to."""
+    """The whole document, with every schema that routes refer to, and without FastAPI's own error shape."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     models = [(model, "validation") for model in _described.values()]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
     return document

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 from api_server.app import create_app
 from api_server.engines import Transport
-from api_server.http_server import HttpServer, http_server
+from api_server.http_server import http_server
 from api_server.served_model import ServedModel
 from api_server.single_process import SingleProcess
 from api_server.state import ServerState
@@ -38,33 +39,34 @@ class Runtime:
         self._failure: str | None = None
         self._reported_ready = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._single: SingleProcess | None = None  # with --engine-procs 0
+        self._inbox: ApiInbox | None = None  # without
         self.state = ServerState.create(config, api_id)
+        self._server = http_server(create_app(self.state))
 
     def run(self, sockets: list[socket.socket]) -> int:
         """Serves on `sockets` until it is drained or has failed; the exit status."""
-        server = http_server(create_app(self.state))
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(self._run(server, sockets))
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+            runner.run(self._run(sockets))
         return 0 if self._failure is None else 1
 
-    async def _run(self, server: HttpServer, sockets: list[socket.socket]) -> None:
-        self._server = server
-        self._startup()
+    async def _run(self, sockets: list[socket.socket]) -> None:
+        self._startup(asyncio.get_running_loop())
         try:
-            await server.serve(sockets)
+            await self._server.serve(sockets)
         finally:
             self._shutdown()
 
-    def _startup(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._single: SingleProcess | None = None
-        self._inbox: ApiInbox | None = None
+    def _startup(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._config.engine.engine_procs == 0:
-            self._single = SingleProcess(self._config, loop, self._on_event, self._on_message, self._fail_from_thread)
+
+            def fail(reason: str) -> None:
+                loop.call_soon_threadsafe(self._fail, reason)
+
+            self._single = SingleProcess(self._config, loop, self._on_event, self._on_message, fail)
         else:
             self._inbox = ApiInbox(self._endpoint, self._on_message)
             self._inbox.start()
-        self._loop = loop
         self._control.listen_on_loop(loop, self._on_event, self._stop)
 
     def _shutdown(self) -> None:
@@ -148,8 +150,8 @@ class Runtime:
         self._server.should_exit = True
 
     async def _wait_until_idle(self, seconds: float) -> None:
-        deadline = self._loop.time() + seconds
-        while self.state.open_requests and self._loop.time() < deadline:
+        deadline = time.monotonic() + seconds
+        while self.state.open_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     # What comes from engines.
@@ -167,9 +169,6 @@ class Runtime:
 
     # How it ends.
 
-    def _fail_from_thread(self, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._fail, reason)
-
     def _fail(self, reason: str) -> None:
         self._failure = reason
         self._control.report({"event": "fatal", "reason": reason})
@@ -185,6 +184,6 @@ class Runtime:
             self.state.engines.disconnect(engine.number, engine.epoch, reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

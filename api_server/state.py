@@ -32,7 +32,7 @@ class ServerState:
         """A process that has just begun."""
         server = config.server
         admission = Admission(server.max_num_queued_reqs, server.max_num_queued_tokens)
-        seeds = random.Random(config.model.seed or None)
+        seeds = random.Random(config.model.seed << 64 | api_id)  # no two processes draw the same
         return cls(config, EngineClient(api_id, admission), seeds)
 
     @property

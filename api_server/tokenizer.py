@@ -41,9 +41,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json")
-        config_path = folder / "tokenizer_config.json"
-        config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
-        return cls(tokenizers.Tokenizer.from_file(str(path)), config)
+        return cls(tokenizers.Tokenizer.from_file(str(path)), read_config(folder))
 
     def _frame(self, bos: bool, eos: bool) -> None:
         """What `add_bos_token` and `add_eos_token` say wins over tokenizer.json, as in transformers."""
@@ -54,10 +52,6 @@ class Tokenizer:
             single=[*([first] if first else []), "$A", *([last] if last else [])],
             special_tokens=[(text, token_id) for text, token_id in ids.items() if token_id is not None],
         )
-
-    @property
-    def size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
@@ -82,6 +76,20 @@ class Tokenizer:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; empty when there is none. Raises ValueError when it is not a JSON object."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from e
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return config
 
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

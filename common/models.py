@@ -26,9 +26,9 @@ class ModelError(Exception):
     """The model cannot be served. Its text is one line for the user."""
 
 
-def first_line(error: BaseException, limit: int = 200) -> str:
-    """What an error says, short enough for one line that quotes it."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """What an error says, as one line of at most about `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[:limit] + "…"
 
 
@@ -69,7 +69,7 @@ def resolve(model: str, revision: str | None = None, download_dir: str | None = 
     path = Path(model).expanduser()
     if model == DEFAULT_MODEL:
         return _gguf(_default_file(), model)
-    if path.is_dir():
+    if model and path.is_dir():
         return _folder(path)
     if path.is_file():
         return _gguf(path, path.name.removesuffix(".gguf"))

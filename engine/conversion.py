@@ -18,7 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
-from common.models import ModelError, first_line
+from common.models import ModelError, one_line
+from engine.model.memory import free_memory
 
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def convert_gguf(file: Path, target: Path, progress: Progress) -> None:
         except ModelError:
             raise
         except Exception as e:  # an architecture or a quantization that transformers or gguf does not know
-            raise ModelError(f"{file} cannot be converted: {first_line(e)}") from e
+            raise ModelError(f"{file} cannot be converted: {one_line(e)}") from e
     progress("converting", 1.0)
 
 
@@ -92,20 +93,23 @@ def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> PreTrainedTok
             folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
         )
     except Exception as e:
-        raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {first_line(e)}") from e
+        raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {one_line(e)}") from e
 
 
 def _check_room(file: Path, target: Path) -> None:
     from gguf import GGUFReader
 
-    numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    try:
+        numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    except Exception as e:  # whatever a damaged file provokes in the reader
+        raise ModelError(f"{file} is damaged: {one_line(e)}") from e
     needed = int(numbers * _DEQUANTIZED_BYTES * _ROOM)
     target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise ModelError(
-            f"{target.parent}: converting needs {needed / 2**30:.1f} GiB of disk, {free / 2**30:.1f} are free"
-        )
+    rooms = (("disk", shutil.disk_usage(target.parent).free), ("memory", free_memory(torch.device("cpu"))))
+    for what, free in rooms:
+        if free < needed:
+            figures = f"{needed / 2**30:.1f} GiB of {what}, but {free / 2**30:.1f} are free"
+            raise ModelError(f"{file}: converting to {target.parent} needs {figures}")
 
 
 @contextmanager

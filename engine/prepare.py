@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Config
 from common.control import CONFIG, STATUS_FD, Control, be_a_child
-from common.models import Kind, ModelError, Resolved, check_folder, conversion_folder, first_line, resolve
+from common.models import Kind, ModelError, Resolved, check_folder, conversion_folder, one_line, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +81,9 @@ def _download(resolved: Resolved, progress: Progress) -> Path:
     except Exception as e:
         for kind, reason in reasons:
             if isinstance(e, kind):
-                detail = f": {first_line(e)}" if reason == "cannot be downloaded" else ""
+                detail = f": {one_line(e)}" if reason == "cannot be downloaded" else ""
                 raise ModelError(f"{where} {reason}{detail}") from e
-        raise ModelError(f"{where} cannot be downloaded: {first_line(e)}") from e
+        raise ModelError(f"{where} cannot be downloaded: {one_line(e)}") from e
     progress("downloading", 1.0)
     return Path(found)
 
@@ -140,7 +140,7 @@ def main() -> int:
         control.report({"event": "fatal", "reason": str(e)})
         return 1
     except Exception as e:
-        control.report({"event": "fatal", "reason": f"preparing the model failed: {type(e).__name__}: {first_line(e)}"})
+        control.report({"event": "fatal", "reason": f"preparing the model failed: {type(e).__name__}: {one_line(e)}"})
         return 1
     control.report({"event": "prepared", "folder": str(folder)})
     return 0

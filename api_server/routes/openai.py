@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api_server.generate import CHAT, COMPLETIONS, answer
 from api_server.json_response import JsonResponse
-from api_server.openapi import generation
+from api_server.openapi import failures, generation
 from api_server.schemas.chat import ChatRequest
 from api_server.schemas.completion import CompletionRequest
 from api_server.schemas.responses import ChatCompletion, Completion, Model, ModelList
@@ -31,13 +31,13 @@ def router(state: ServerState) -> APIRouter:
         """Continues text or token ids."""
         return await answer(state, request, COMPLETIONS)
 
-    @routes.get("/v1/models", response_model=ModelList)
+    @routes.get("/v1/models", response_model=ModelList, responses=failures("503"))
     async def list_models() -> Response:
         """The names that this server answers to."""
         served = state.require_model()
         return JsonResponse({"object": "list", "data": [_model(state, served, name) for name in served.names]})
 
-    @routes.get("/v1/models/{model:path}", response_model=Model)
+    @routes.get("/v1/models/{model:path}", response_model=Model, responses=failures("404", "503"))
     async def retrieve_model(model: str) -> Response:
         """One of them."""
         served = state.require_model()

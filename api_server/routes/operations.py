@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from api_server.generate import VERSION
 from api_server.json_response import JsonResponse
 from api_server.metrics import registry
 from api_server.state import ServerState
+from api_server.version import VERSION
 
 
 def router(state: ServerState) -> APIRouter:

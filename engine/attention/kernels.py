@@ -1,14 +1,10 @@
 """Numba kernels over the paged cache: float32, one thread, the interpreter lock released while they run.
 
-A kernel is compiled for one geometry, so that its loops have constant lengths. Compiled code is kept on disk by numba,
-which finds it again only if a kernel closes over nothing but numbers: hence helpers at module level, inlined with the
-geometry as arguments.
+Compiled when imported, for every geometry at once, or loaded from what numba has kept on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -166,11 +162,11 @@ def _weigh(scores: Any, low: int, high: int, softcap: Any, sink: Any, has_sink: 
 def _tile(
     query: Any, first: int, count: int, kv_head: int, position: int, table: Any, keys: Any, values: Any,
     sinks: Any, rows: Any, sums: Any, scores: Any, out: Any, scaling: Any, window: int, softcap: Any,
-    size: int, key_dim: int, value_dim: int, group: int,
 ) -> None:  # fmt: skip
     """`count` queries from token `first` on, the first at `position`, all heads of one kv head."""
+    kv_heads, key_dim, size, value_dim = keys.shape[1], keys.shape[2], keys.shape[3], values.shape[3]
+    group = query.shape[0] // kv_heads
     lines = count * group
-    kv_heads = keys.shape[1]
     for i in range(count):
         for g in range(group):
             for d in range(key_dim):
@@ -203,50 +199,46 @@ def _tile(
 
 
 _VIEW_3, _INTS_2, _INTS_1 = "float32[:, :, :]", "int32[:, :]", "int32[:]"
-_FLAT, _ROWS, _OUT, _CACHE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]", "float32[:, :, :, ::1]"
+_FLAT, _OUT, _CACHE = "float32[::1]", "float32[:, :, ::1]", "float32[:, :, :, ::1]"
 _SIGNATURE = (
     f"void({_VIEW_3}, {_VIEW_3}, {_VIEW_3}, int64[:], {_INTS_1}, {_INTS_1}, {_INTS_2}, {_CACHE}, {_CACHE}, {_FLAT},"
-    f" {_ROWS}, {_ROWS}, {_FLAT}, {_OUT}, float32, int64, float32)"
+    f" {_FLAT}, {_OUT}, float32, int64, float32)"
 )
 
 
-@cache
-def make_kernel(block_size: int, key_dim: int, value_dim: int, group: int) -> Callable[..., None]:
-    """The kernel for heads in groups of `group` per kv head. Compiles (seconds), or loads what numba kept on disk.
+@njit(_SIGNATURE, cache=True, nogil=True)
+def attend(
+    query: Any, key: Any, value: Any, slots: Any, starts: Any, lengths: Any, tables: Any, keys: Any, values: Any,
+    sinks: Any, scores: Any, out: Any, scaling: Any, window: int, softcap: Any,
+) -> None:  # fmt: skip
+    """Writes a step's keys and values into the cache, then attends.
 
-    kernel(query [heads, T, key_dim], key [kv_heads, T, key_dim], value [kv_heads, T, value_dim], slots [T] int64,
-    starts [S + 1] int32, lengths [S] int32, tables [S, blocks] int32, keys and values (a layer's cache), sinks [heads]
-    or [0], rows [MAX_QUERIES · group, key_dim] scratch, sums [MAX_QUERIES · group, value_dim] scratch, scores [n]
-    scratch, out [T, heads, value_dim], scaling, window, softcap). A tile of queries takes at most MAX_SCORES scores;
-    a tile of one query takes what its context needs.
+    query [heads, T, key_dim], key [kv_heads, T, key_dim], value [kv_heads, T, value_dim], slots [T] int64,
+    starts [S + 1] int32, lengths [S] int32, tables [S, blocks] int32, keys and values: a layer's cache, sinks [heads]
+    or [0], scores: scratch, out [T, heads, value_dim]; scaling, window, softcap as in `Backend.attend`. A tile of
+    queries takes at most MAX_SCORES scores; a tile of one query takes group · (its context up to a block's end).
     """
-
-    @njit(_SIGNATURE, cache=True, nogil=True)
-    def kernel(
-        query: Any, key: Any, value: Any, slots: Any, starts: Any, lengths: Any, tables: Any, keys: Any, values: Any,
-        sinks: Any, rows: Any, sums: Any, scores: Any, out: Any, scaling: Any, window: int, softcap: Any,
-    ) -> None:  # fmt: skip
-        kv_heads = keys.shape[1]
-        for token in range(slots.size):
-            block, offset = slots[token] // block_size, slots[token] % block_size
+    kv_heads, block_size = keys.shape[1], keys.shape[3]
+    group = query.shape[0] // kv_heads
+    rows = np.empty((MAX_QUERIES * group, keys.shape[2]), dtype=np.float32)
+    sums = np.empty((MAX_QUERIES * group, values.shape[3]), dtype=np.float32)
+    for token in range(slots.size):
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        for h in range(kv_heads):
+            for d in range(key.shape[2]):
+                keys[block, h, d, offset] = key[h, token, d]
+            for d in range(value.shape[2]):
+                values[block, h, offset, d] = value[h, token, d]
+    for s in range(lengths.size):
+        first, end = starts[s], starts[s + 1]
+        position = lengths[s] - (end - first)
+        while first < end:
+            reach = (position + MAX_QUERIES + block_size) * group
+            count = min(end - first, max(1, min(MAX_QUERIES, MAX_SCORES // reach)))
             for h in range(kv_heads):
-                for d in range(key_dim):
-                    keys[block, h, d, offset] = key[h, token, d]
-                for d in range(value_dim):
-                    values[block, h, offset, d] = value[h, token, d]
-        for s in range(lengths.size):
-            first, end = starts[s], starts[s + 1]
-            position = lengths[s] - (end - first)
-            while first < end:
-                reach = (position + MAX_QUERIES + block_size) * group
-                count = min(end - first, max(1, min(MAX_QUERIES, MAX_SCORES // reach)))
-                for h in range(kv_heads):
-                    _tile(
-                        query, first, count, h, position, tables[s], keys, values, sinks, rows, sums, scores, out,
-                        scaling, window, softcap, block_size, key_dim, value_dim, group,
-                    )  # fmt: skip
-                first += count
-                position += count
-
-    compiled: Callable[..., None] = kernel
-    return compiled
+                _tile(
+                    query, first, count, h, position, tables[s], keys, values, sinks, rows, sums, scores, out,
+                    scaling, window, softcap,
+                )  # fmt: skip
+            first += count
+            position += count

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
-from common.models import ModelError, first_line
+from common.models import ModelError, one_line
 from engine.attention.cache import KVCache, LayerShape
 from engine.attention.interface import NAME
 from engine.attention.reference import attend_dense
@@ -92,7 +92,7 @@ def inspect(model: PreTrainedModel, vocab_size: int, max_model_len: int) -> Insp
     except ModelError:
         raise
     except Exception as e:  # whatever a family does that a plain decoder does not
-        raise _refusal(config, f"a probing forward pass failed: {type(e).__name__}: {first_line(e)}") from e
+        raise _refusal(config, f"a probing forward pass failed: {type(e).__name__}: {one_line(e)}") from e
     _check_calls(config, spy)
     return Inspection(tuple(spy.shapes[layer] for layer in range(len(spy.calls))), logits)
 
@@ -115,7 +115,7 @@ def verify(config: PretrainedConfig, inspection: Inspection, forward: Forward, l
             for parts, part in zip(found, torch.split(logits, [len(chunk) for chunk in chunks]), strict=True):
                 parts.append(part)
     except Exception as e:
-        raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {first_line(e)}") from e
+        raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {one_line(e)}") from e
     error = torch.cat([_errors(torch.cat(parts), want) for parts, want in zip(found, inspection.logits, strict=True)])
     # In low precision a mixture of experts may route a token differently for a rounding: most must agree, not all.
     worst = error.max() if like.dtype in _TOLERANCE else error.median()

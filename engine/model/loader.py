@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from common.models import ModelError, check_folder, first_line
+from common.models import ModelError, check_folder, one_line
 from engine.attention.interface import NAME
 from engine.model.memory import free_memory
 
@@ -55,7 +55,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises whatever a malformed field provokes
-        raise ModelError(f"{folder}: config.json is not valid for {family!r}: {first_line(e)}") from e
+        raise ModelError(f"{folder}: config.json is not valid for {family!r}: {one_line(e)}") from e
     return config
 
 
@@ -76,8 +76,10 @@ def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, devic
         )
     except Exception as e:  # a truncated file, a wrong shape, a missing optional package: all the user's to read
         if isinstance(e, KeyError) and e.args == (NAME,):
-            raise ModelError(f"cannot serve model type {config.model_type!r}: it knows only attention of its own") from e
-        raise ModelError(f"{folder}: loading the weights failed: {first_line(e)}") from e
+            raise ModelError(
+                f"cannot serve model type {config.model_type!r}: it knows only attention of its own"
+            ) from e
+        raise ModelError(f"{folder}: loading the weights failed: {one_line(e)}") from e
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -121,5 +123,5 @@ def _tensors_bytes(file: Path, itemsize: int) -> int:
             begin, end = entry["data_offsets"]
             total += (end - begin) // _STORED_BYTES.get(entry["dtype"], itemsize) * itemsize
     except (ValueError, struct.error, KeyError, TypeError) as e:
-        raise ModelError(f"{file} is no valid safetensors file: {first_line(e)}") from e
+        raise ModelError(f"{file} is no valid safetensors file: {one_line(e)}") from e
     return total

@@ -52,9 +52,9 @@ def _cgroup_rooms() -> list[int]:
                 continue
             used = int((group / "memory.current").read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            rooms.append(max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
         except (OSError, ValueError):
             continue
-        rooms.append(max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
     return rooms
 
 

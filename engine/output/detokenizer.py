@@ -28,7 +28,9 @@ class Detokenizer:
         self._held = b""
         self._strip_left = vocabulary.start.strip_count
         self._begun = not (vocabulary.start.dropped or self._strip_left)
-        self._window = None if vocabulary.tokenizer is None else _Window(vocabulary, vocabulary.tokenizer, skip_special_tokens)
+        self._window = (
+            None if vocabulary.tokenizer is None else _Window(vocabulary, vocabulary.tokenizer, skip_special_tokens)
+        )
         self._plain = self._begun and self._window is None
 
     def feed(self, token_id: int) -> str:

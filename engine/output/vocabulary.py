@@ -125,7 +125,7 @@ def _scheme(steps: list[dict[str, Any]]) -> _Scheme | None:
         return None
     if any("String" not in step["pattern"] for step in steps if step["type"] == "Replace"):
         return None
-    strip = steps[-1] if steps[-1]["type"] == "Strip" else {"content": "", "start": 0, "stop": 0}
+    strip: dict[str, Any] = {"content": "", "start": 0, "stop": 0} if steps[-1]["type"] != "Strip" else steps[-1]
     if strip["stop"]:
         return None
     return _Scheme(

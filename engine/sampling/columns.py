@@ -171,4 +171,5 @@ class Columns:
         return array
 
     def _send(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        # numpy lays out what it gathers as it likes; the kernels want every column in one piece
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

@@ -2,7 +2,10 @@
 
 They agree with `reference` token for token. What makes them fast: weights and hashes are computed in blocks that
 vectorize, and the exact race (two logarithms a token) is run only by tokens that a cheap bound cannot rule out, about
-ten of a vocabulary. Nothing is sorted. Compiled code is kept on disk by numba.
+ten of a vocabulary. Nothing is sorted.
+
+The three entry points name their types, so they are compiled when this module is imported, which takes seconds the
+first time on a machine; from then on they come from disk. No request ever waits for the compiler.
 """
 
 from __future__ import annotations
@@ -158,11 +161,25 @@ def _threshold(keys: Any, measure: Any, target: Any, low: Any, high: Any, keys_o
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]
+def _gather(z: Any, maxima: Any, cut: Any, ids: Any, values: Any, keys: Any) -> Any:
+    """The tokens that reach `cut`, their logits and these in integer order. Returns how many."""
+    size = 0
+    for b in range(maxima.size):
+        if maxima[b] >= cut:
+            for i in range(b * BLOCK, min(z.size, (b + 1) * BLOCK)):
+                key = _order(z[i])
+                if key >= cut:
+                    ids[size], values[size], keys[size] = i, z[i], key
+                    size += 1
+    return size
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]
 def _top_k(z: Any, k: Any, ints: Any, floats: Any) -> Any:
     """Puts the k likeliest tokens, and those as likely as the last of them, into scratch. Returns how many.
 
-    The k-th greatest of the blocks' maxima is a lower bound of the k-th greatest logit, and a close one, so only the
-    few blocks that reach it are looked at.
+    Blocks' maxima give a lower bound of the k-th greatest logit, so that only the few blocks that reach it are looked
+    at: the k-th greatest of them is one; where there are fewer, the least is usually one too.
     """
     ids, keys, undecided = ints[1], ints[2], ints[3]
     values, measure, ones = floats[0], floats[1], floats[3]
@@ -170,17 +187,14 @@ def _top_k(z: Any, k: Any, ints: Any, floats: Any) -> Any:
     maxima = ints[4, :blocks]
     for b in range(blocks):
         maxima[b] = _maximum(z[b * BLOCK : (b + 1) * BLOCK])
-    cut, end = np.int32(-(2**31)), np.int64(maxima.max()) + 1
+    lowest, end = np.int32(-(2**31)), np.int64(maxima.max()) + 1
+    cut = np.int32(maxima.min())
     if k <= blocks:
-        cut = _threshold(maxima, ones[:blocks], k, cut, end, undecided, measure)
-    size = 0
-    for b in range(blocks):
-        if maxima[b] >= cut:
-            for i in range(b * BLOCK, min(z.size, (b + 1) * BLOCK)):
-                key = _order(z[i])
-                if key >= cut:
-                    ids[size], values[size], keys[size] = i, z[i], key
-                    size += 1
+        cut = _threshold(maxima, ones[:blocks], k, lowest, end, undecided, measure)
+    size = _gather(z, maxima, cut, ids, values, keys)
+    if size < k:
+        cut = lowest
+        size = _gather(z, maxima, cut, ids, values, keys)
     cut = _threshold(keys[:size], ones[:size], k, cut, end, undecided, measure)
     kept = 0
     for j in range(size):
@@ -219,7 +233,10 @@ def _race(
     return winner
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]
+@njit(
+    "void(f4[:,::1], i8[::1], i8[::1], i8[::1], i8[::1], f8[::1], i8[::1], f8[::1], f8[::1], i4[:,::1], f4[:,::1])",
+    **_OPTIONS,
+)
 def draw(
     logits: Any, tokens: Any, positions: Any, places: Any, seeds: Any, temperature: Any, top_k: Any, top_p: Any,
     min_p: Any, ints: Any, floats: Any,
@@ -254,19 +271,23 @@ def draw(
 
 
 @njit(**_FAST)  # type: ignore[untyped-decorator]
+def _penalize(z: Any, in_prompt: Any, counts: Any, repetition: Any, presence: Any, frequency: Any) -> None:
+    for t in range(z.size):
+        value, count = z[t], np.float32(counts[t])
+        produced = count > np.float32(0.0)
+        repeated = value / repetition if value > np.float32(0.0) else value * repetition
+        value = repeated if in_prompt[t] | produced else value
+        z[t] = value - (frequency * count + (presence if produced else np.float32(0.0)))
+
+
+@njit("void(f4[:,::1], i8[::1], i8[::1], f4[::1], f4[::1], f4[::1], b1[:,::1], i4[:,::1])", **_OPTIONS)
 def penalize(
     logits: Any, places: Any, slots: Any, repetition: Any, presence: Any, frequency: Any, in_prompt: Any, counts: Any
 ) -> None:
     """`Operations.penalize`, with the penalties' columns."""
     for i in range(places.size):
-        z, prompt, output = logits[places[i]], in_prompt[slots[i]], counts[slots[i]]
-        for t in range(z.size):
-            value = z[t]
-            if prompt[t] or output[t] > 0:
-                value = value / repetition[i] if value > 0 else value * repetition[i]
-            if output[t] > 0:
-                value -= frequency[i] * np.float32(output[t]) + presence[i]
-            z[t] = value
+        slot = slots[i]
+        _penalize(logits[places[i]], in_prompt[slot], counts[slot], repetition[i], presence[i], frequency[i])
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]
@@ -311,7 +332,7 @@ def _logprob(z: Any, log_total: Any) -> Any:
     return np.float32(max(value, FLOOR)) if value <= 0 or value > 0 else np.float32(FLOOR)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]
+@njit("void(f4[:,::1], i8[::1], i8[::1], f4[::1], i8[:,::1], f4[:,::1], i4[::1], f4[::1])", **_OPTIONS)
 def logprobs(
     logits: Any, places: Any, chosen: Any, chosen_out: Any, top_ids: Any, top_out: Any, orders: Any, weights: Any
 ) -> None:

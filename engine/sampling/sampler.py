@@ -87,6 +87,7 @@ class Sampler:
         the place in the whole sequence of the token being drawn: prompt length + output so far. A row whose logits
         allow no token, or are not numbers, gets the lowest allowed one.
         """
+        logits = logits.contiguous()
         raw = logits[rows.logprobs.places] if rows.adjusted and rows.logprobs is not None else None
         if rows.adjusted:
             self._adjust(logits, rows, positions)

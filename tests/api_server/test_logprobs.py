@@ -60,10 +60,13 @@ def test_numbers_that_json_cannot_hold_become_the_floor() -> None:
     assert [finite(value) for value in (-math.inf, math.nan, -1e30, -2.0)] == [FLOOR, FLOOR, FLOOR, -2.0]
 
 
-def test_prompt_logprobs_are_keyed_by_token_id() -> None:
-    scored = prompt_logprobs([None, token("b", -2.0, [("a", -1.0), ("b", -2.0)])], [7, 41])
+def test_prompt_logprobs_are_keyed_by_token_id_and_hold_no_more_than_was_asked_for() -> None:
+    tokens = [None, token("b", -2.0, [("a", -1.0), ("b", -2.0), ("c", -3.0)])]
+    scored = prompt_logprobs(tokens, [7, 41], 2)
     assert scored[0] is None
     assert scored[1] == {
         "41": {"logprob": -2.0, "rank": 2, "decoded_token": "b"},
         "40": {"logprob": -1.0, "rank": 1, "decoded_token": "a"},
     }
+    assert prompt_logprobs(tokens, [7, 41], 0)[1] == {"41": {"logprob": -2.0, "rank": None, "decoded_token": "b"}}
+    assert prompt_logprobs(None, [7], 2) == [None]

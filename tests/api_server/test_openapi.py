@@ -48,3 +48,9 @@ async def test_every_path_that_answers_is_described(client: Client) -> None:
     } <= paths.keys()
     stream = paths["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert stream.keys() == {"application/json", "text/event-stream"}
+
+
+async def test_only_our_own_shape_of_errors_is_described(client: Client) -> None:
+    text = json.dumps(await document(client))
+    assert "HTTPValidationError" not in text
+    assert '"422"' not in text

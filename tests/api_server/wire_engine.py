@@ -46,6 +46,7 @@ class WireEngine:
     def _run(self) -> None:
         api_ids: set[int] = set()
         while not self._stopping:
+            self._outbox.flush()
             try:
                 message = self._inbox.get(timeout=HEARTBEAT_S)
             except queue.Empty:

@@ -29,7 +29,7 @@ from common.wire import WireError, decode, encode
 
 token_ids = st.integers(-(2**31), 2**31 - 1)
 handles = st.integers(0, 2**32 - 1)
-candidates = st.tuples(st.text(), st.floats(allow_nan=False), st.binary())
+candidates = st.tuples(st.text(), st.floats(allow_nan=False), st.binary(), st.integers(0, 9))
 token_logprobs = st.tuples(st.text(), st.floats(allow_nan=False), st.binary(), st.lists(candidates, max_size=3))
 params = st.builds(
     SamplingParams,

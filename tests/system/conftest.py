@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,17 @@ def default_server(smollm2_folder: Path) -> Iterator[Server]:
     """The embedded default model, under its own name."""
     with serving("SmolLM2-135M-Instruct") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_long_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a context of 65,536 tokens and a window of 128, so that a step's cost does not grow."""
+    folder = tmp_path_factory.mktemp("tiny-long")
+    for file in tiny_folder.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((tiny_folder / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+    config |= {"max_position_embeddings": 65536}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -99,17 +99,18 @@ def built(family: str, **config: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     small = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     made = AutoConfig.for_model(family, **{**small, "initializer_range": 0.2, **SMALL, **config})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         made, dtype=torch.float32, attn_implementation="stepahead"
     )
-    return model.eval()
+    ready: PreTrainedModel = model.eval()
+    return ready
 
 
 def test_a_mask_that_is_not_the_window_the_layer_names_is_refused() -> None:
     model = built("gemma2", sliding_window=8, head_dim=16)
     for module in model.modules():
         if getattr(module, "sliding_window", None):
-            module.sliding_window = 9
+            setattr(module, "sliding_window", 9)  # noqa: B010  # torch types attributes as tensors
     with torch.inference_mode(), pytest.raises(ModelError, match="hides other tokens than a causal window does"):
         gate.inspect(model, ZOO_VOCABULARY, 4096)
 
@@ -134,10 +135,12 @@ def test_a_model_that_differs_in_a_batch_is_refused(fault: str) -> None:
 
             backend = ReferenceBackend()
             if fault == "attention":
-                backend.attend = lambda layer, query, *rest: torch.zeros_like(query).transpose(0, 1)  # type: ignore[method-assign,assignment,misc]
+                backend.attend = lambda layer, query, *rest: torch.zeros_like(query).transpose(0, 1)  # type: ignore[method-assign]
             begin_step(backend, batch, cache)
             positions = None if fault == "positions" else batch.positions[None]
-            logits: torch.Tensor = model(input_ids=batch.token_ids[None], position_ids=positions, use_cache=False).logits
+            logits: torch.Tensor = model(
+                input_ids=batch.token_ids[None], position_ids=positions, use_cache=False
+            ).logits
             return logits[0]
 
         with pytest.raises(ModelError, match=r"'llama': its logits in a batch and alone differ"):

@@ -29,11 +29,15 @@ def test_a_packed_layer_computes_what_the_plain_one_does(kernel: type[Kernel], o
             torch.testing.assert_close(packed(x), F.linear(x, weight, b), rtol=1e-5, atol=1e-5)
 
 
+def _conv(out: int, in_: int) -> nn.Module:
+    return Conv1D(out, in_)  # type: ignore[no-untyped-call]
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(300, 32)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(32, 48), nn.SiLU(), Conv1D(32, 48)) for _ in range(2)])
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(32, 48), nn.SiLU(), _conv(32, 48)) for _ in range(2)])
         self.head = nn.Linear(32, 300, bias=False)
         self.head.weight = self.embedding.weight
 

@@ -1,8 +1,6 @@
-"""Small tokenizers of each decoder kind, and a random text for them."""
+"""Small tokenizers of each decoder kind."""
 
 from __future__ import annotations
-
-import random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -24,9 +22,15 @@ def sentencepiece(decoder: decoders.Decoder) -> Tokenizer:
     """Llama 2's kind: ▁ for a space, <0x00> … <0xFF> for what has no token."""
     tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens += [f"▁{word}" for word in WORDS] + WORDS + ["▁", "▁▁", "a▁b", "<0xZZ>"]
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(dict.fromkeys(tokens))}, [], byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(dict.fromkeys(tokens))}, [], byte_fallback=True)
+    )
     tokenizer.decoder = decoder
     return with_added(tokenizer)
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    return tokenizer.get_vocab()[token]
 
 
 def with_added(tokenizer: Tokenizer) -> Tokenizer:

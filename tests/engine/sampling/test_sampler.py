@@ -70,7 +70,9 @@ def test_a_row_never_depends_on_the_rest_of_its_batch(ops: Operations, rows: lis
     logits = torch.from_numpy(np.random.default_rng(len(rows)).standard_normal((5, len(rows), VOCAB)) * 3).float()
     together, alone = Batch(ops, rows, VOCAB), [Batch(ops, [row], VOCAB) for row in rows]
     for step in logits:
-        places = data.draw(st.permutations(range(len(rows))).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n])))
+        places = data.draw(
+            st.permutations(range(len(rows))).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n]))
+        )
         together.step(step[places], places)
         for place in places:
             alone[place].step(step[place : place + 1])
@@ -135,6 +137,24 @@ def test_greedy_takes_the_lowest_of_equal_tokens(ops: Operations) -> None:
 
 
 @both
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_end_token_can_be_drawn_only_once_min_tokens_have_been(ops: Operations, temperature: float) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3], logits[0, 4] = 90.0, 50.0
+    batch = Batch(ops, [Row(replace(GREEDY, temperature=temperature, min_tokens=2), ends=(3,))], VOCAB)
+    assert [batch.step(logits).ended.tolist() for _ in range(3)] == [[False], [False], [True]]
+    assert batch.outputs == [[4, 4, 3]]
+
+
+@both
+@pytest.mark.parametrize("params", [SamplingParams(min_p=1.0), SamplingParams(top_k=1), SamplingParams(top_p=1e-9)])
+def test_the_narrowest_truncation_leaves_the_likeliest_and_its_equals(ops: Operations, params: SamplingParams) -> None:
+    logits = [1.0, 3.0, 2.0, 3.0, 2.9]
+    drawn = {sample_one(ops, logits, Row(replace(params, seed=seed))).tokens.item() for seed in range(60)}
+    assert drawn == {1, 3}
+
+
+@both
 def test_min_tokens_that_forbid_every_allowed_token_do_not_end_the_row(ops: Operations) -> None:
     params = replace(GREEDY, min_tokens=2, allowed_token_ids=(3,))
     batch = Batch(ops, [Row(params, ends=(3,))], VOCAB)
@@ -173,7 +193,12 @@ def test_a_row_set_is_made_again_only_when_it_must_be() -> None:
 def test_a_reused_row_keeps_nothing_of_its_last_request() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     busy = SamplingParams(
-        temperature=1.0, presence_penalty=2.0, logit_bias=((5, 100.0),), allowed_token_ids=(5,), min_tokens=9, logprobs=3
+        temperature=1.0,
+        presence_penalty=2.0,
+        logit_bias=((5, 100.0),),
+        allowed_token_ids=(5,),
+        min_tokens=9,
+        logprobs=3,
     )
     for _ in range(10):  # slots return too
         sampler.admit(0, busy, (1, 2, 3, 4), [1, 2], [5])
@@ -185,3 +210,19 @@ def test_a_reused_row_keeps_nothing_of_its_last_request() -> None:
     assert rows.logprobs is None
     assert sampler.sample(torch.zeros(1, VOCAB), rows, torch.tensor([1])).tokens.tolist() == [0]
     assert len(sampler._pool.in_prompt) == 4
+
+
+def test_a_reused_slot_keeps_no_counts() -> None:
+    sampler = Sampler(1, VOCAB, CPU)
+    params = SamplingParams(temperature=0.0, presence_penalty=2.0, repetition_penalty=1.5)
+    z = torch.zeros(1, VOCAB)
+    z[0, 5], z[0, 7] = 1.0, 0.9
+    for _ in range(2 * len(sampler._pool.in_prompt) + 8):
+        sampler.admit(0, params, (), [1], [])
+        drawn = [
+            sampler.sample(z.clone(), sampler.row_set(np.array([0])), torch.tensor([1 + i])).tokens.item()
+            for i in (0, 1)
+        ]
+        assert drawn == [5, 7]
+        sampler.admit(0, params, (), [5], [])
+        assert sampler.sample(z.clone(), sampler.row_set(np.array([0])), torch.tensor([1])).tokens.item() == 7

@@ -1,0 +1,112 @@
+"""A folder that cannot be loaded is refused in one clear line; a good one comes up in eval mode with our attention."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from common.models import ModelError
+from engine.attention.interface import NAME
+from engine.model import loader
+from engine.model.loader import load_config, load_model, resolve_dtype, weight_bytes
+
+Zoo = Callable[[str], Path]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, zoo_folder: Zoo) -> Path:
+    """A copy of a small model, to be damaged."""
+    return Path(shutil.copytree(zoo_folder("llama"), tmp_path / "model"))
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, load_config(folder), torch.float32, CPU)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_model_comes_up_ready_with_our_attention(folder: Path) -> None:
+    model = load(folder)
+    assert not model.training
+    assert model.config._attn_implementation == NAME
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown type": ({"model_type": "nonsense"}, r"model type 'nonsense': it is unknown \(transformers \d"),
+    "a type of its own code": (
+        {"model_type": "nonsense", "auto_map": {"AutoModel": "x.Y"}},
+        "remote code is not run",
+    ),
+    "not a causal model": ({"model_type": "clip"}, "'clip': it is not a causal language model"),
+    "encoder and decoder": ({"is_encoder_decoder": True}, "encoder-decoder"),
+    "an impossible field": ({"hidden_size": "wide"}, "config.json is not valid for 'llama'"),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_config_that_cannot_be_served_is_refused_in_one_line(what: str, folder: Path) -> None:
+    changes, reason = CONFIGS[what]
+    change_config(folder, **changes)
+    with pytest.raises(ModelError, match=reason) as caught:
+        load_config(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_its_own_beside_a_known_type_is_not_run_and_not_needed(folder: Path) -> None:
+    change_config(folder, auto_map={"AutoModelForCausalLM": "evil.Model"})
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    assert type(load(folder)).__name__ == "LlamaForCausalLM"
+
+
+def test_missing_weights_are_named(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "q_proj" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"the weights lack model\.layers\.0\.self_attn\.q_proj\.weight, .* and 3 more"
+    ):
+        load(folder)
+
+
+def test_a_truncated_file_is_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="loading the weights failed"):
+        load(folder)
+    file.write_bytes(b"rubbish")
+    with pytest.raises(ModelError, match="no valid safetensors file"):
+        load(folder)
+
+
+def test_too_little_memory_is_said_with_both_figures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "free_memory", lambda device: 200 << 20)
+    with pytest.raises(ModelError, match=r"too little memory: in float32 the model needs 0\.3 GiB, but 0\.2 are free"):
+        load(folder)
+
+
+def test_weights_are_counted_in_the_dtype_they_are_loaded_in(folder: Path) -> None:
+    numbers = sum(w.numel() for w in load_file(folder / "model.safetensors").values())
+    assert weight_bytes(folder, torch.float32) == 4 * numbers
+    assert weight_bytes(folder, torch.bfloat16) == 2 * numbers
+
+
+def test_auto_dtype_is_exact_on_a_cpu_and_the_checkpoints_own_elsewhere() -> None:
+    config = AutoConfig.for_model("llama", dtype="bfloat16")
+    assert resolve_dtype("auto", config, CPU) is torch.float32
+    assert resolve_dtype("auto", config, torch.device("cuda")) is torch.bfloat16
+    assert resolve_dtype("float16", config, CPU) is torch.float16
+    with pytest.raises(ModelError, match="--dtype is 'half', but must be one of auto, float32"):
+        resolve_dtype("half", config, CPU)

@@ -1,0 +1,128 @@
+"""The runner's own promises: what it reports of the model, its limits, and logits only where they are wanted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from common.config import Config, EngineConfig, ModelConfig
+from common.models import ModelError
+from engine.model.decorators import strip_decorators
+from engine.model.probe import make_batch
+from engine.model.runner import ModelRunner, end_token_ids, resolve_device, resolve_max_model_len
+from tests.engine.model.driver import load_runner
+
+Zoo = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def runner(zoo_folder: Zoo) -> ModelRunner:
+    runner = load_runner(zoo_folder("llama"))
+    runner.allocate(16, 16)
+    runner.warm_up()
+    return runner
+
+
+def test_it_reports_what_the_model_is(runner: ModelRunner) -> None:
+    assert (runner.vocab_size, runner.max_model_len, runner.eos_token_ids) == (2048, 8192, (2,))
+    assert (runner.dtype, runner.device) == (torch.float32, torch.device("cpu"))
+    assert runner.bytes_per_block(16) == 6 * 2 * (16 + 16) * 16 * 4
+    assert set(runner.linear_kernels) == {(2048, 64), (160, 64), (64, 160), (64, 64), (32, 64)}
+
+
+def test_logits_come_only_for_the_tokens_asked_for(runner: ModelRunner) -> None:
+    chunks, tables = [[5, 6, 7], [8, 9]], [[1], [2]]
+
+    def logits(wanted: list[int] | None) -> torch.Tensor:
+        return runner.forward(make_batch(chunks, [0, 0], tables, 16, runner.device, wanted))
+
+    everything = logits(None)
+    assert everything.shape == (5, 2048)
+    assert everything.dtype is torch.float32
+    torch.testing.assert_close(logits([4, 2]), everything[[4, 2]], rtol=1e-4, atol=1e-4)
+    assert logits([]).shape == (0, 2048)
+
+
+def test_a_chunk_without_logits_still_fills_the_cache(runner: ModelRunner) -> None:
+    tokens = list(range(10, 40))
+    whole = runner.forward(make_batch([tokens], [0], [[1, 2]], 16, runner.device, [29]))
+    runner.forward(make_batch([tokens[:20]], [0], [[3, 4]], 16, runner.device, []))
+    rest = runner.forward(make_batch([tokens[20:]], [20], [[3, 4]], 16, runner.device, [9]))
+    torch.testing.assert_close(rest, whole, rtol=1e-3, atol=1e-3)
+
+
+def test_without_a_cache_nothing_runs(zoo_folder: Zoo) -> None:
+    runner = load_runner(zoo_folder("llama"))
+    with pytest.raises(RuntimeError, match="forward before allocate"):
+        runner.forward(make_batch([[1]], [0], [[1]], 16, runner.device))
+    with pytest.raises(RuntimeError, match="warm_up before allocate"):
+        runner.warm_up()
+
+
+def test_the_kv_budget_is_the_users_when_given(zoo_folder: Zoo) -> None:
+    config = Config(ModelConfig(folder=str(zoo_folder("llama"))), EngineConfig(device="cpu", kv_cache_memory_bytes=777))
+    phases: list[tuple[str, float]] = []
+    runner = ModelRunner.load(config, lambda phase, fraction: phases.append((phase, fraction)))
+    assert runner.available_kv_bytes() == 777
+    fractions = [fraction for _, fraction in phases]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("length", [0, -1, 8193])
+def test_a_context_outside_the_models_is_refused_by_flag_and_range(length: int, zoo_folder: Zoo) -> None:
+    with pytest.raises(ModelError, match=rf"--max-model-len is {length}, but must be from 1 to the model's 8192"):
+        load_runner(zoo_folder("llama"), max_model_len=length)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        ("llama", {"max_position_embeddings": 512}, 512),
+        ("gpt2", {"n_positions": 300}, 300),
+        ("llama", {"max_position_embeddings": 1024, "rope_parameters": YARN}, 4096),
+        ("llama", {"max_position_embeddings": 4096, "rope_parameters": YARN}, 4096),
+    ],
+)
+def test_the_models_own_context_is_the_default(family: str, fields: dict[str, Any], expected: int) -> None:
+    assert resolve_max_model_len(AutoConfig.for_model(family, **fields), None) == expected
+
+
+def test_a_model_that_names_no_context_needs_the_flag() -> None:
+    config = AutoConfig.for_model("bloom")
+    assert resolve_max_model_len(config, 100) == 100
+    with pytest.raises(ModelError, match="give one with --max-model-len"):
+        resolve_max_model_len(config, None)
+
+
+def test_end_tokens_come_from_both_files(tmp_path: Path, zoo_folder: Zoo) -> None:
+    folder = Path(shutil.copytree(zoo_folder("llama"), tmp_path / "model"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    assert end_token_ids(folder, AutoConfig.from_pretrained(folder)) == (2, 5, 7)
+    (folder / "generation_config.json").unlink()
+    assert end_token_ids(folder, AutoConfig.from_pretrained(folder)) == (2,)
+
+
+def test_a_device_that_is_not_there_is_refused_by_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
+    for name in ("cuda", "tpu"):
+        with pytest.raises(ModelError, match=f"--device is '{name}', but this machine offers cpu$"):
+            resolve_device(name)
+
+
+def test_every_layer_loses_its_decorators(runner: ModelRunner) -> None:
+    attention = runner.model.model.layers[0].self_attn
+    assert not hasattr(attention.forward, "__wrapped__")
+    assert not hasattr(runner.model.forward, "__wrapped__")
+    assert strip_decorators(runner.model) > 6 * 2
