@@ -22,6 +22,8 @@ PLANS_AHEAD = 2  # one that runs and one that is queued
 PLANS_IN_FLIGHT = 4  # cut ones included, which end by themselves
 STATS_SECONDS = 0.25
 
+_COUNTERS = ("steps", "plans", "cuts", "prompt_tokens", "generation_tokens", "aborted", "device_busy_us")
+
 
 @dataclass(frozen=True, slots=True)
 class StopHit:
@@ -108,7 +110,7 @@ class Loop:
         self._arrivals = 0
         self._progress = 0
         self._stats_due = 0.0
-        self._counters = dict.fromkeys(("steps", "plans", "cuts", "prompt_tokens", "generation_tokens", "aborted"), 0)
+        self._counters = dict.fromkeys(_COUNTERS, 0)
         self._running = True
 
     def run(self) -> None:
@@ -256,6 +258,7 @@ class Loop:
     def _retire(self, result: StepResult) -> None:
         self._progress += 1
         self._counters["steps"] += 1
+        self._counters["device_busy_us"] += (result.ended_ns - result.began_ns) // 1000
         scored = [
             (request, scores)
             for row, scores in result.prompt_logprobs.items()

@@ -22,12 +22,13 @@ class Detokenizer:
 
     __slots__ = ("_begun", "_bytes", "_held", "_plain", "_strip_left", "_texts", "_vocabulary", "_window")
 
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool = True) -> None:
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool = True, continues: bool = False) -> None:
+        """continues: the tokens go on from a text, as an answer does from its prompt, so that a first space stays."""
         self._vocabulary = vocabulary
         self._texts, self._bytes = vocabulary.tables(skip_special_tokens)
         self._held = b""
         self._strip_left = vocabulary.start.strip_count
-        self._begun = not (vocabulary.start.dropped or self._strip_left)
+        self._begun = continues or not (vocabulary.start.dropped or self._strip_left)
         self._window = (
             None if vocabulary.tokenizer is None else _Window(vocabulary, vocabulary.tokenizer, skip_special_tokens)
         )

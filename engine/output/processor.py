@@ -29,7 +29,7 @@ class RequestOutput:
     def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
         params = request.params
         self.request = request
-        self.detokenizer = Detokenizer(vocabulary, params.skip_special_tokens)
+        self.detokenizer = Detokenizer(vocabulary, params.skip_special_tokens, continues=True)
         self.matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self.min_tokens = params.min_tokens
         self.count = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,36 @@ class Driver:
         return self.draw.randint(1, 3 * self.block_size)
 
 
-def transformers_greedy(
-    folder: Path, prompts: list[list[int]], new_tokens: int
-) -> list[tuple[list[int], torch.Tensor]]:
-    """What `generate` makes of each prompt alone, and the logits [new_tokens, V] of every token."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    model.generation_config.eos_token_id = None
+Greedy = tuple[list[int], torch.Tensor]  # the tokens, and the logits [new_tokens, V] they were chosen from
+
+
+def decidable_greedy(
+    folder: Path, lengths: tuple[int, ...], new_tokens: int, vocabulary: int
+) -> tuple[list[list[int]], list[Greedy]]:
+    """Random prompts of these lengths and what `generate` makes of them, without near-ties.
+
+    Where the two best candidates lie closer than rounding moves them, the order of additions picks the token and a
+    comparison says nothing: such prompts are drawn again.
+    """
+    prompts, found = [], []
+    for index, length in enumerate(lengths):
+        for attempt in range(100):
+            (prompt,) = random_prompts((length,), vocabulary, seed=100 * index + attempt)
+            (greedy,) = transformers_greedy(folder, [prompt], new_tokens)
+            best = greedy[1].topk(2).values
+            if float((best[:, 0] - best[:, 1]).min()) > _NEAR_TIE * float(greedy[1].std()):
+                break
+        prompts.append(prompt)
+        found.append(greedy)
+    return prompts, found
+
+
+_NEAR_TIE = 0.003  # of the logits' standard deviation; rounding moves the random models' by up to 0.001
+
+
+def transformers_greedy(folder: Path, prompts: list[list[int]], new_tokens: int) -> list[Greedy]:
+    """What `generate` makes of each prompt alone."""
+    model = _reference(folder)
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -117,3 +142,10 @@ def transformers_greedy(
         )
         found.append((out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)))
     return found
+
+
+@lru_cache(maxsize=2)  # models are not kept longer than their tests take
+def _reference(folder: Path) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    return model

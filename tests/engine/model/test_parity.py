@@ -15,23 +15,23 @@ from engine.attention.interface import Backend
 from engine.attention.reference import ReferenceBackend
 from engine.model.batch import Batch
 from engine.model.runner import ModelRunner
-from tests.engine.model.driver import Driver, Sequence, load_runner, random_prompts, transformers_greedy
+from tests.engine.model.driver import Driver, Greedy, Sequence, decidable_greedy, load_runner
 from tests.models import WINDOW, ZOO, ZOO_VOCABULARY
 
 NEW_TOKENS = 24
 LENGTHS = (2 * WINDOW + 21, WINDOW + 17, 7)  # longer than the window, across it while decoding, and short
-PROMPTS = random_prompts(LENGTHS, ZOO_VOCABULARY)
 
 Zoo = Callable[[str], Path]
 
 
 @cache
-def expected(folder: Path) -> list[tuple[list[int], torch.Tensor]]:
-    return transformers_greedy(folder, PROMPTS, NEW_TOKENS)
+def expected(folder: Path) -> tuple[list[list[int]], list[Greedy]]:
+    """The prompts for this model, and what `generate` makes of them."""
+    return decidable_greedy(folder, LENGTHS, NEW_TOKENS, ZOO_VOCABULARY)
 
 
 def assert_same(sequences: list[Sequence], folder: Path) -> None:
-    for sequence, (tokens, logits) in zip(sequences, expected(folder), strict=True):
+    for sequence, (tokens, logits) in zip(sequences, expected(folder)[1], strict=True):
         assert sequence.output == tokens
         assert difference(sequence, logits) < 2e-3
 
@@ -43,7 +43,7 @@ def difference(sequence: Sequence, logits: torch.Tensor) -> float:
 
 
 def same_tokens(sequences: list[Sequence], folder: Path) -> bool:
-    return [s.output for s in sequences] == [tokens for tokens, _ in expected(folder)]
+    return [s.output for s in sequences] == [tokens for tokens, _ in expected(folder)[1]]
 
 
 @pytest.mark.parametrize("family", ZOO)
@@ -54,15 +54,14 @@ def test_each_family_gives_the_tokens_of_generate(family: str, zoo_folder: Zoo) 
     for backend in (fast, ReferenceBackend()):
         runner.backend = backend
         driver = Driver(runner)
-        alone = [driver.run([prompt], NEW_TOKENS, driver.whole)[0] for prompt in PROMPTS]
+        alone = [driver.run([prompt], NEW_TOKENS, driver.whole)[0] for prompt in expected(folder)[0]]
         assert_same(alone, folder)
-        assert_same(Driver(runner).run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+        assert_same(Driver(runner).run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
 
 
 def test_the_real_model_gives_the_tokens_of_generate(smollm2_folder: Path) -> None:
     runner = load_runner(smollm2_folder)
-    prompts = random_prompts((40, 9), 49152)
-    reference = transformers_greedy(smollm2_folder, prompts, 8)
+    prompts, reference = decidable_greedy(smollm2_folder, (40, 9), 8, 49152)
     driver = Driver(runner)
     for sequence, (tokens, logits) in zip(driver.run(prompts, 8, driver.chunked), reference, strict=True):
         assert sequence.output == tokens
@@ -73,7 +72,7 @@ def test_the_real_model_gives_the_tokens_of_generate(smollm2_folder: Path) -> No
 def test_the_block_size_changes_nothing(block_size: int, zoo_folder: Zoo) -> None:
     folder = zoo_folder("gemma2")
     driver = Driver(load_runner(folder), block_size, num_blocks=600)
-    assert_same(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+    assert_same(driver.run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
 
 
 class Sabotage:
@@ -109,7 +108,7 @@ def test_sabotaged_attention_is_seen_in_the_tokens(what: str, zoo_folder: Zoo) -
     runner = load_runner(folder)
     runner.backend = Sabotage(runner.backend, change)
     driver = Driver(runner)
-    assert not same_tokens(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+    assert not same_tokens(driver.run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox"])
@@ -123,4 +122,4 @@ def test_zeroed_positions_are_seen_in_the_tokens(family: str, zoo_folder: Zoo, m
 
     monkeypatch.setattr(ModelRunner, "forward", without_positions)
     driver = Driver(runner)
-    assert not same_tokens(driver.run(PROMPTS, NEW_TOKENS, driver.chunked), folder)
+    assert not same_tokens(driver.run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)

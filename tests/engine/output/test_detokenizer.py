@@ -159,6 +159,12 @@ def test_a_first_space_is_dropped_where_the_tokenizer_drops_it() -> None:
     assert "".join(pieces(METASPACE, [space_hello] * 2)) == "hello hello"
 
 
+@pytest.mark.parametrize("tokenizer", [GEMMA_LIKE, LLAMA_LIKE, METASPACE], ids=["gemma", "llama 2", "metaspace"])
+def test_a_first_space_stays_where_the_text_goes_on_from_a_prompt(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(VOCABULARIES[id(tokenizer)], continues=True)
+    assert detokenizer.feed(id_of(tokenizer, "▁hello")) + detokenizer.flush() == " hello"
+
+
 @given(first=st.integers(0, 300), second=st.integers(0, 300))
 def test_requests_share_a_vocabulary_but_no_state(first: int, second: int) -> None:
     vocabulary = VOCABULARIES[id(BYTE_LEVEL)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.sampling import SamplingParams
+from engine.sampling import kernels
 from engine.sampling.cpu import CpuOperations
 from engine.sampling.kernels import BLOCK
 from engine.sampling.reference import ReferenceOperations
@@ -73,3 +74,20 @@ def test_compiled_and_plain_penalties_agree_and_touch_no_other_row() -> None:
         results.append(z)
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
     assert torch.equal(results[0][2], logits[2])
+
+
+@pytest.mark.parametrize("span", [1, 40, 3000, 2**20, 2**31 - 1])
+@pytest.mark.parametrize("share", [0.001, 0.4, 0.97, 1.0, 1.5])
+def test_a_threshold_is_the_highest_with_enough_at_or_above_it(span: int, share: float) -> None:
+    """Whole numbers are measured, so that sums are exact in any order."""
+    random = np.random.default_rng(span)
+    keys = random.integers(-span // 2, span // 2 + 1, 20_000).astype(np.int32)
+    measure = random.integers(0, 4, keys.size).astype(np.float32)
+    target = share * float(measure.sum())
+    scratch = np.empty_like(keys), np.empty_like(measure)
+    found = kernels._threshold(keys, measure, target, -(2**31), int(keys.max()) + 1, *scratch)
+    if target > measure.sum():
+        assert found == -(2**31)
+    else:
+        assert measure[keys >= found].sum() >= target
+        assert measure[keys > found].sum() < target
