@@ -182,8 +182,8 @@ class Engine:
             log.error("refused API process %d: %s", hello.api_id, reason)
             self._outbox.send(hello.api_id, Fatal(self.index, self.epoch, reason))
             return
-        self._processor.add_api(hello.api_id)
         self._outbox.send(hello.api_id, self._ready)
+        self._processor.add_api(hello.api_id)
 
     def _drop(self, api_id: int) -> None:
         self._processor.drop_api(api_id)

@@ -107,6 +107,7 @@ class OutputProcessor:
         self._send = send
         self._stop_hit = stop_hit
         self._apis: set[int] = set()
+        self._stats: Stats | None = None
 
     def step(self, result: StepResult, committed: list[Committed], scored: list[tuple[Request, Any]]) -> None:
         columns: dict[int, Columns] = {}
@@ -124,6 +125,7 @@ class OutputProcessor:
             self._post(api_id, column)
 
     def stats(self, stats: Stats) -> None:
+        self._stats = stats
         self.broadcast(stats)
 
     def broadcast(self, message: ToApi) -> None:
@@ -132,7 +134,10 @@ class OutputProcessor:
             self._send(api_id, message)
 
     def add_api(self, api_id: int) -> None:
+        """From now on it hears of everything; the newest heartbeat comes at once."""
         self._apis.add(api_id)
+        if self._stats is not None:
+            self._send(api_id, self._stats)
 
     def drop_api(self, api_id: int) -> None:
         self._apis.discard(api_id)
