@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,10 +50,8 @@ class Child:
 
     def tell(self, event: Event) -> None:
         """A child that is gone, or reads nothing any more, misses it."""
-        try:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._control, json.dumps(event).encode() + b"\n")
-        except (BlockingIOError, BrokenPipeError):
-            pass
 
     def read(self) -> list[Event]:
         """What it has reported since the last call."""

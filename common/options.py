@@ -157,7 +157,9 @@ OPTIONS: tuple[Option, ...] = (
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `stepahead serve`, grouped, with their defaults."""
     parser.add_argument(
-        "model", nargs="?", help=f"local folder, .gguf file or hub id (default: {ModelConfig().model}, which is embedded)"
+        "model",
+        nargs="?",
+        help=f"local folder, .gguf file or hub id (default: {ModelConfig().model}, which is embedded)",
     )
     parser.add_argument("--config", metavar="FILE", help="YAML or TOML file with the same settings")
     for section, title in GROUPS.items():

@@ -10,7 +10,8 @@ from typing import Any
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Validated by the API process, in full, before it is sent.
 
-    Order of application, as in vLLM: allowed tokens, min_tokens, logit bias, penalties, temperature, min_p, top_k, top_p.
+    Order of application, as in vLLM: allowed tokens, min_tokens, logit bias, penalties, temperature, min_p, top_k,
+    top_p.
     """
 
     max_tokens: int = 16  # ≥ 0; 0 only scores the prompt (with prompt_logprobs)

@@ -1,4 +1,4 @@
-"""Messages to bytes and back: one type byte, then a msgpack array of the message's fields. No pickle, no per-token maps.
+"""Messages to bytes and back: one type byte, then a msgpack array of the fields. No pickle, no per-token maps.
 
 The decoder trusts nothing: every malformed input raises `WireError` and no other exception.
 """

@@ -143,7 +143,7 @@ class Engine:
         self._loop = Loop(loop_config, Scheduler(limits, pool), self._inbox, self._device, self._output)
 
     def run(self) -> None:
-        """Serves until `shutdown`, with the loop on the calling thread. Raises DeviceError; every peer is told first."""
+        """Serves until `shutdown`, with the loop on the calling thread. Raises DeviceError when every peer is told."""
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks over it again
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
@@ -25,6 +26,8 @@ from engine.model.probe import make_batch
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
+
+SMALL_STEP = 300_000_000  # multiplications; about 5 ms of one core
 
 # (rows, tokens of each): a lone stream, small and large batches, a prefill chunk.
 _WARM_UP = ((1, 1), (2, 1), (16, 1), (64, 1), (1, 64))
@@ -47,6 +50,8 @@ class ModelRunner:
         self.device: torch.device = model.device
         self.linear_kernels: dict[Shape, str] = {}  # by (out, in): which kernel measured fastest
         self._kv_cache_memory_bytes = kv_cache_memory_bytes
+        self._threads = torch.get_num_threads()
+        self._head_products, self._body_products = _products(model)
         self._cache: KVCache | None = None
 
     @classmethod
@@ -102,6 +107,7 @@ class ModelRunner:
     def forward_over(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """`forward` over a cache other than the runner's own."""
         with torch.inference_mode():
+            self._choose_threads(batch)
             begin_step(self.backend, batch, cache)
             logits: torch.Tensor = self.model(
                 input_ids=batch.token_ids[None],
@@ -110,6 +116,14 @@ class ModelRunner:
                 logits_to_keep=batch.logits_index,
             ).logits[0]
             return logits.float()
+
+    def _choose_threads(self, batch: Batch) -> None:
+        """One thread for small steps: there, waiting for each other costs several threads more than they save."""
+        head = len(batch.logits_index) * self._head_products
+        products = batch.token_ids.numel() * self._body_products + head
+        threads = self._threads if products > SMALL_STEP else 1
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
 
     def warm_up(self) -> None:
         """One step of each kind over the scratch block, so that no request waits for a compiler or an allocator."""
@@ -120,6 +134,15 @@ class ModelRunner:
             chunks = [[0] * min(tokens, block_size)] * rows
             wanted = range(0, rows * len(chunks[0]), len(chunks[0]))
             self.forward(make_batch(chunks, [0] * rows, [[0]] * rows, block_size, self.device, wanted))
+
+
+def _products(model: PreTrainedModel) -> tuple[int, int]:
+    """Multiplications per row of the head, and per token of everything else that is a matrix."""
+    embedding: Any = model.get_input_embeddings().weight
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    skipped = {id(embedding), id(getattr(head, "weight", None))}
+    body = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in skipped)
+    return int(embedding.numel()), body
 
 
 def resolve_device(name: str) -> torch.device:

@@ -76,9 +76,9 @@ def test_what_is_no_whole_number_in_range_is_refused(text: object) -> None:
 
 
 def test_errors_name_the_flag_the_variable_or_the_key(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="^--port must be .* from 0 to 65535"):
+    with pytest.raises(OptionError, match=r"^--port must be .* from 0 to 65535"):
         config("--port", "70000")
-    with pytest.raises(OptionError, match="^STEPAHEAD_DTYPE must be one of"):
+    with pytest.raises(OptionError, match=r"^STEPAHEAD_DTYPE must be one of"):
         config(environment={"STEPAHEAD_DTYPE": "int3"})
     file = tmp_path / "a.yaml"
     file.write_text("shutdown-timeout: -1\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgpack
@@ -103,25 +104,28 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    try:
+    with contextlib.suppress(WireError):
         decode(data)
-    except WireError:
-        pass
 
 
 json_like: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5) | st.binary(max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
 
 @given(st.integers(0, 9), st.lists(json_like, min_size=2, max_size=10))
 def test_a_body_of_the_wrong_types_is_refused_or_harmless(kind: int, values: list[Any]) -> None:
-    try:
+    with contextlib.suppress(WireError):
         decode(bytes([kind]) + msgpack.packb(values))
-    except WireError:
-        pass
 
 
 @given(messages, st.data())

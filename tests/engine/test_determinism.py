@@ -15,6 +15,7 @@ import torch
 
 from common.sampling import SamplingParams
 from engine.devices.torch_device import TorchDevice
+from engine.model.probe import make_batch
 from engine.model.runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from tests.engine.harness import Harness
@@ -37,7 +38,9 @@ SAMPLING = {
 }  # fmt: skip
 
 
-def run(model: ModelRunner, prompts: list[list[int]], params: list[SamplingParams], steps_ahead: int) -> list[list[int]]:
+def run(
+    model: ModelRunner, prompts: list[list[int]], params: list[SamplingParams], steps_ahead: int
+) -> list[list[int]]:
     model.allocate(400, 16)
     rows = 2 * BATCH
     with torch.inference_mode():
@@ -69,25 +72,14 @@ def assert_same_or_rounding(
     at = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     generator = torch.Generator().manual_seed(0)
     model.allocate(40, 16)
-    sampler = Sampler(1, model.vocab_size, model.device)
-    device = TorchDevice(model, sampler, 1, 16, 200)
-    logits: list[torch.Tensor] = []
-    inner = sampler.sample
-    sampler.sample = lambda values, rows, positions: logits.append(values.clone()) or inner(values, rows, positions)  # type: ignore[method-assign,func-returns-value]
-    h = Harness(
-        steps_ahead=0, blocks=40, block_size=16, max_num_seqs=1, budget=256, max_model_len=200, device=device,
-        vocab_size=model.vocab_size, end_token_ids=(),
-    )  # fmt: skip
-    h.submit(0, prompt, params, emitted=one[:at])
-    h.tick_loop()
-    h.tick_device()
-    h.tick_device()
+    context = prompt + one[:at]
+    logits = model.forward(make_batch([context], [0], [list(range(1, 20))], 16, model.device, [len(context) - 1]))
     drawn = set()
     for _ in range(200):
-        noisy = logits[0] + ROUNDING * (2 * torch.rand(logits[0].shape, generator=generator) - 1)
+        noisy = logits + ROUNDING * (2 * torch.rand(logits.shape, generator=generator) - 1)
         fresh = Sampler(1, model.vocab_size, model.device)
         fresh.admit(0, params, (), prompt, tuple(one[:at]))
-        position = torch.tensor([len(prompt) + at])
+        position = torch.tensor([len(context)])
         drawn.add(int(fresh.sample(noisy, fresh.row_set(np.zeros(1, np.int64)), position).tokens[0]))
     assert {one[at], other[at]} <= drawn, "the difference is more than rounding"
 

@@ -70,9 +70,7 @@ def test_greedy_tokens_equal_generate_for_every_family(family: str, zoo_folder: 
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
-def test_preempted_requests_are_recomputed_to_the_same_tokens(
-    family: str, zoo_folder: Callable[[str], Path]
-) -> None:
+def test_preempted_requests_are_recomputed_to_the_same_tokens(family: str, zoo_folder: Callable[[str], Path]) -> None:
     folder = zoo_folder(family)
     prompts, expected = reference(folder, GROWING, NEW_TOKENS, ZOO_VOCABULARY)
     for steps_ahead in (0, 8):

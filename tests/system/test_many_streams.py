@@ -41,7 +41,9 @@ async def one_round(server: Server) -> None:
     results = await asyncio.gather(
         *(one_stream(server, index, ENOUGH if index % 3 == 0 else None) for index in range(STREAMS))
     )
-    assert [count for index, count in enumerate(results) if index % 3] == [TOKENS] * (STREAMS - len(range(0, STREAMS, 3)))
+    assert [count for index, count in enumerate(results) if index % 3] == [TOKENS] * (
+        STREAMS - len(range(0, STREAMS, 3))
+    )
 
 
 def at_rest(server: Server) -> bool:

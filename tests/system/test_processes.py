@@ -128,9 +128,12 @@ def test_sigterm_leaves_no_file_behind(tiny_folder: Path, tmp_path: Path, monkey
 
 
 def test_a_second_sigterm_ends_at_once(tiny_folder: Path) -> None:
-    with serving(tiny_folder) as server, server.client.stream(
-        "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-    ) as response:
+    with (
+        serving(tiny_folder) as server,
+        server.client.stream(
+            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        ) as response,
+    ):
         next(response.iter_lines())
         server.terminate()
         wait_until(lambda: "draining" in server.log, what="the drain")

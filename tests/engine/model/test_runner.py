@@ -126,3 +126,18 @@ def test_every_layer_loses_its_decorators(runner: ModelRunner) -> None:
     assert not hasattr(attention.forward, "__wrapped__")
     assert not hasattr(runner.model.forward, "__wrapped__")
     assert strip_decorators(runner.model) > 6 * 2
+
+
+def test_small_steps_run_on_one_thread_and_large_ones_on_all(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_runner(tiny_folder)
+    runner.allocate(40, 16)
+    used: list[int] = []
+    monkeypatch.setattr(runner, "_threads", 2)
+    monkeypatch.setattr("engine.model.runner.torch.set_num_threads", used.append)
+    monkeypatch.setattr("engine.model.runner.torch.get_num_threads", lambda: used[-1] if used else 0)
+    for rows in (1, 16, 200):
+        batch = make_batch([[1]] * rows, [0] * rows, [[0]] * rows, 16, runner.device)
+        runner.forward(batch)
+    assert used == [1, 2]

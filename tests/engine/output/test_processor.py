@@ -208,7 +208,7 @@ def test_logprobs_come_with_their_token(bench: Bench) -> None:
 
 def test_prompt_logprobs_come_once_with_the_first_token_even_after_a_preemption(bench: Bench) -> None:
     request = bench.request(prompt_logprobs=0)
-    scores = [(request, (1, [(2, -1.0, [])])), (request, (2, [(3, -2.0, [])]))]
+    scores: list[tuple[Request, Any]] = [(request, (1, [(2, -1.0, [])])), (request, (2, [(3, -2.0, [])]))]
     result = StepResult(1, 0, [], [], [], 0, 0)
     bench.processor.step(result, [], scores)
     bench.step((request, 65, Finish.NONE))
