@@ -141,7 +141,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--log-level", _S, choice("debug", "info", "warning", "error"), "of every process", metavar="LEVEL"),
     Option("--engine-procs", _E, whole(0, 64), "engine processes; 0 runs the engine inside the API process",
            aliases=("--data-parallel-size",)),
-    Option("--device", _E, choice("auto", "cpu", "cuda"), "what the model runs on", metavar="DEVICE"),
+    Option("--device", _E, choice("auto", "cpu"), "what the model runs on; auto is the CPU", metavar="DEVICE"),
     Option("--steps-ahead", _E, whole(0, 64), "decode steps a plan covers; 0 is the synchronous schedule",
            metavar="K"),
     Option("--async-output", _E, on_off, "on: detokenize on a thread of its own; off: in the loop", metavar="on|off"),

@@ -72,6 +72,7 @@ class Supervisor:
         self._api_ids = 0
         self._timer_order = 0
         self._signals = 0
+        self._draining = False
         self._began = time.monotonic()
         self._serving = False  # an engine has been ready once: from then on failures mean restarts
         self._last_phase: dict[str, Any] | None = None
@@ -156,7 +157,7 @@ class Supervisor:
     def _watch(self) -> None:
         """One round: news from pipes, children that have ended, timers that are due."""
         self._selector.select(self._patience())
-        if self._preparing is not None:
+        if self._preparing is not None and not self._draining:
             self._look_after_preparing(self._preparing)
         for slot in self._engines:
             self._look_after(slot, self._engine_ended)
@@ -225,6 +226,8 @@ class Supervisor:
 
     def _restart(self, slot: Slot, reason: str, start: Callable[[Slot], None]) -> None:
         """Starts what has died again, later each time. Before anything has ever served there is nothing to restart."""
+        if self._draining:
+            return
         if not self._serving:
             raise StartupError(reason)
         wait = BACK_OFF[min(slot.failures, len(BACK_OFF) - 1)]
@@ -248,22 +251,21 @@ class Supervisor:
         """API processes finish what is open; nobody listens for more. A second signal ends this at once."""
         log.info("draining, for at most %.0f s", self._config.server.shutdown_timeout)
         self._signals = 0
+        self._draining = True
+        self._timers.clear()
         self._close_listener()
         self._tell_apis({"event": "drain"})
-        self._wait_for(self._apis, self._config.server.shutdown_timeout + STOP_SECONDS)
-        if self._signals:
-            return
+        self._watch_until_gone(self._apis, self._config.server.shutdown_timeout + STOP_SECONDS)
         for slot in self._engines:
             if slot.child is not None:
                 slot.child.tell({"event": "stop"})
-        self._wait_for(self._engines, STOP_SECONDS)
+        self._watch_until_gone(self._engines, STOP_SECONDS)
 
-    def _wait_for(self, slots: list[Slot], seconds: float) -> None:
+    def _watch_until_gone(self, slots: list[Slot], seconds: float) -> None:
+        """Looks after everybody meanwhile: an engine that dies now must be reported, or its requests would hang."""
         deadline = time.monotonic() + seconds
-        for slot in slots:
-            while slot.child is not None and not self._signals and time.monotonic() < deadline:
-                if slot.child.wait(0.05):
-                    break
+        while any(slot.child for slot in slots) and not self._signals and time.monotonic() < deadline:
+            self._watch()
 
     def _stop(self) -> None:
         """Leaves nothing behind: no child, socket or file."""

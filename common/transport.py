@@ -22,6 +22,7 @@ from common.wire import WireError, decode, encode
 log = logging.getLogger(__name__)
 
 HIGH_WATER = 64  # messages that wait in a socket for a slow API process before they are merged
+MERGED_BYTES = 4 * 32768  # of token ids in one merged message; its counts are 16 bits wide
 RECONNECT_MS = 20
 RECEIVE_MS = 200  # how often a receiving thread looks whether it should end
 DRAIN_AT_ONCE = 64  # messages taken per turn of the event loop
@@ -68,7 +69,10 @@ class EngineIntake:
             except WireError as e:
                 log.warning("dropped a message: %s", e)
                 continue
-            self._on_message(message)  # type: ignore[arg-type]  # what is not for an engine, the engine refuses
+            try:
+                self._on_message(message)  # type: ignore[arg-type]  # what is not for an engine, the engine refuses
+            except Exception:  # one message must not end the thread that all others come through
+                log.exception("a %s could not be taken in", type(message).__name__)
         self._socket.close()
 
 
@@ -109,7 +113,7 @@ class EngineOutbox:
         if waiting is None:
             waiting = self._backlog[api_id] = []
         last = waiting[-1] if waiting else None
-        if isinstance(message, Step) and isinstance(last, Step):
+        if isinstance(message, Step) and isinstance(last, Step) and len(last.token_ids) < MERGED_BYTES:
             waiting[-1] = merge_steps(last, message)
         elif type(message) is type(last) and not isinstance(message, Step):
             waiting[-1] = message  # only the newest heartbeat counts

@@ -30,6 +30,8 @@ def main() -> int:
     serving: list[Engine] = []
 
     def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "stop" and not serving:
+            os._exit(0)  # nothing is open while the model loads
         for engine in serving:
             if event["event"] == "stop":
                 engine.shutdown()

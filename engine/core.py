@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -65,6 +65,7 @@ class Loaded:
 
 def load(config: Config, progress: Progress) -> Loaded:
     """Loads the model, sizes and allocates the KV cache, warms up. Raises ModelError."""
+    config = replace(config, engine=replace(config.engine, device="cpu"))
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     vocabulary = Vocabulary.load(Path(config.model.folder))
@@ -126,7 +127,7 @@ class Engine:
         self._processor = OutputProcessor(loaded.vocabulary, index, epoch, outbox.send, self._inbox.put)
         self._output: OutputThread | InlineOutput
         if engine.async_output:
-            self._output = OutputThread(self._processor, outbox.flush)
+            self._output = OutputThread(self._processor, outbox.flush, self._inbox.put)
         else:
             self._output = InlineOutput(self._processor, outbox.flush, self._inbox.put)
         self._device = DeviceThread(loaded.device, self._inbox.put)
@@ -143,7 +144,7 @@ class Engine:
         self._loop = Loop(loop_config, Scheduler(limits, pool), self._inbox, self._device, self._output)
 
     def run(self) -> None:
-        """Serves until `shutdown`, with the loop on the calling thread. Raises DeviceError when every peer is told."""
+        """Serves until `shutdown`, with the loop on the calling thread. Raises EngineError when every peer is told."""
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks over it again
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -34,6 +34,13 @@ class StopHit:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFailed:
+    """The output thread cannot go on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class DropApi:
     """An API process has gone; so do its requests."""
 
@@ -53,7 +60,7 @@ class Run:
     args: tuple[Any, ...]
 
 
-Event = Run | Submit | Abort | DropApi | StepResult | PlanDone | DeviceFailed | StopHit | Shutdown
+Event = Run | Submit | Abort | DropApi | OutputFailed | StepResult | PlanDone | DeviceFailed | StopHit | Shutdown
 
 
 class Plans(Protocol):
@@ -84,8 +91,8 @@ class LoopConfig:
     end_token_ids: tuple[int, ...]
 
 
-class DeviceError(RuntimeError):
-    """The device failed; the engine must be restarted."""
+class EngineError(RuntimeError):
+    """The device or the output failed; the engine must be restarted."""
 
 
 class Loop:
@@ -114,7 +121,8 @@ class Loop:
         self._running = True
 
     def run(self) -> None:
-        """Until Shutdown. Raises DeviceError."""
+        """Until Shutdown. Raises EngineError."""
+        self._report()  # so that a peer finds a heartbeat as soon as it is greeted
         while self._running:
             self.turn()
 
@@ -187,8 +195,8 @@ class Loop:
             case DropApi():
                 for api_id, handle in [key for key in self._requests if key[0] == event.api_id]:
                     self._abort(api_id, handle)
-            case DeviceFailed():
-                raise DeviceError(f"{type(event.error).__name__}: {event.error}") from event.error
+            case DeviceFailed() | OutputFailed():
+                raise EngineError(f"{type(event.error).__name__}: {event.error}") from event.error
             case Run():
                 event.work(*event.args)
             case Shutdown():

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from common.messages import Finish, Stats
-from engine.loop import Event, Run
+from engine.loop import Event, OutputFailed, Run
 from engine.output.processor import OutputProcessor
 from engine.plan import StepResult
 from engine.request import Request
@@ -24,9 +24,12 @@ class OutputThread:
     uses it to send what a busy peer could not take.
     """
 
-    def __init__(self, processor: OutputProcessor, idle: Callable[[], bool]) -> None:
+    def __init__(
+        self, processor: OutputProcessor, idle: Callable[[], bool], failed: Callable[[OutputFailed], None]
+    ) -> None:
         self._processor = processor
         self._idle = idle
+        self._failed = failed
         self._queue: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
@@ -54,6 +57,12 @@ class OutputThread:
         self._queue.put((work, args))
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as e:  # the loop must hear of it: without this thread no request is ever answered
+            self._failed(OutputFailed(e))
+
+    def _serve(self) -> None:
         retry = False
         while True:
             try:

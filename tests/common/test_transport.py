@@ -164,3 +164,31 @@ def test_a_dropped_api_process_is_forgotten(tmp_path: Path) -> None:
     outbox.send(1, step((1, [1], "x", Finish.NONE)))
     assert outbox.flush() is False
     outbox.close()
+
+
+def test_an_error_in_taking_a_message_in_loses_no_other(tmp_path: Path) -> None:
+    received: Queue[Message] = Queue()
+
+    def take(message: Message) -> None:
+        if message == Abort(1, 1):
+            raise RuntimeError("planted")
+        received.put(message)
+
+    intake = EngineIntake(f"ipc://{tmp_path}/engine", take)
+    intake.start()
+    out = EngineTransport(f"ipc://{tmp_path}/engine")
+    wait_until(lambda: out.send(Abort(1, 1)), what="the connection")
+    out.send(Abort(1, 2))
+    assert received.get(timeout=5) == Abort(1, 2)
+    out.close()
+    intake.stop()
+
+
+def test_a_backlog_merges_only_as_far_as_its_counts_reach() -> None:
+    outbox = EngineOutbox()
+    outbox.connect(1, "ipc:///nowhere")
+    for _ in range(70):
+        outbox.send(1, step((7, [5] * 1000, "x", Finish.NONE)))
+    assert sum(len(message.token_ids) for message in outbox._backlog[1] if isinstance(message, Step)) == 4 * 70_000
+    assert len(outbox._backlog[1]) == 3
+    outbox.close()

@@ -6,7 +6,7 @@ import pytest
 
 from common.messages import Finish
 from common.sampling import SamplingParams
-from engine.loop import DeviceError, DropApi, Shutdown, StopHit
+from engine.loop import DropApi, EngineError, Shutdown, StopHit
 from engine.plan import DeviceFailed
 from tests.engine.harness import VOCAB, Harness, prompt_of
 
@@ -104,7 +104,7 @@ def test_an_output_error_ends_that_request_and_no_other() -> None:
 def test_a_device_failure_ends_the_loop() -> None:
     h = Harness(steps_ahead=4)
     h.inbox.put(DeviceFailed(ValueError("no memory")))
-    with pytest.raises(DeviceError, match="ValueError: no memory"):
+    with pytest.raises(EngineError, match="ValueError: no memory"):
         h.loop.run()
 
 

@@ -139,3 +139,27 @@ def test_a_second_sigterm_ends_at_once(tiny_folder: Path) -> None:
         wait_until(lambda: "draining" in server.log, what="the drain")
         server.terminate()
         assert server.process.wait(5) == 0
+
+
+def test_an_engine_that_dies_during_a_drain_ends_its_requests(tiny_folder: Path) -> None:
+    with serving(tiny_folder, "--shutdown-timeout", "100") as server:
+        body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            engine = server.child("engine")
+            server.terminate()
+            wait_until(lambda: "draining" in server.log, what="the drain")
+            engine.kill()
+            assert any('"error"' in line for line in lines)
+        assert server.process.wait(20) == 0
+
+
+def test_sigterm_while_the_model_loads_ends_within_seconds(tiny_folder: Path) -> None:
+    server = Server(tiny_folder)
+    try:
+        wait_until(lambda: server.status("/health/live") == 200, what="the port")
+        server.terminate()
+        assert server.process.wait(10) == 0
+    finally:
+        server.close()

@@ -233,7 +233,7 @@ def test_a_resumed_request_sends_only_what_the_client_has_not(bench: Bench) -> N
 def test_the_thread_and_the_loop_run_the_same_processor(bench: Bench) -> None:
     request = bench.request()
     result = StepResult(1, 0, [], [], [], 0, 0)
-    thread = OutputThread(bench.processor, lambda: False)
+    thread = OutputThread(bench.processor, lambda: False, lambda failed: None)
     thread.start()
     thread.step(result, [Committed(request, 65, Finish.NONE, 0)], [])
     thread.end(request, Finish.ABORT)
@@ -255,9 +255,17 @@ def test_the_thread_tries_again_while_a_peer_is_busy() -> None:
         tries.put(1)
         return next(answers, False)
 
-    thread = OutputThread(None, idle)  # type: ignore[arg-type]
+    thread = OutputThread(None, idle, lambda failed: None)  # type: ignore[arg-type]
     thread.start()
     thread.call(lambda: None)
     for _ in range(3):
         tries.get(timeout=5)
     thread.stop(lambda: None)
+
+
+def test_a_failure_of_the_thread_itself_is_heard_of() -> None:
+    heard: SimpleQueue[Any] = SimpleQueue()
+    thread = OutputThread(None, lambda: False, heard.put)  # type: ignore[arg-type]
+    thread.start()
+    thread.call(lambda: [][0])
+    assert isinstance(heard.get(timeout=5).error, IndexError)
