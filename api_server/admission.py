@@ -1,7 +1,8 @@
 """Where load stops: how many requests, and how many prompt tokens, may wait at once.
 
-What counts is every request from the moment its head has arrived until its first token or its end: those being read,
-tokenized, queued in an engine or prefilled. A request that has begun to answer counts no more.
+What counts is every request from the moment its body has arrived until its first token or its end: those being
+tokenized, queued in an engine or prefilled. A request that has begun to answer counts no more; one whose body is still
+coming does not count yet, or a client that only announces one would keep all others out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ class Admission:
         self.requests = 0
         self.tokens = 0
         self.rejected = 0
+
+    def check(self, body_bytes: int) -> None:
+        """Raises `OverloadedError` where a body of that many bytes need not even be read."""
+        self.take(1, body_bytes // BYTES_PER_TOKEN)
+        self.give(1, body_bytes // BYTES_PER_TOKEN)
 
     def enter(self, body_bytes: int) -> Place:
         """A place for one request of that many bytes. Raises `OverloadedError`."""

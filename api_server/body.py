@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
-from api_server.errors import BodyTooLargeError
+from api_server.errors import BodyTooLargeError, HttpError
 
 REQUEST_ID = "stepahead.request_id"  # in the ASGI scope, set by the middleware
+
+BODY_SECONDS = 60
 
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -25,7 +28,16 @@ def content_length(request: Request, limit: int) -> int:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """All of it. Raises `BodyTooLargeError` at the first byte beyond `limit`, and `ClientDisconnect`."""
+    """All of it. Raises `BodyTooLargeError` at the first byte beyond `limit`, `ClientDisconnect`, and `HttpError` when
+    it has not come within `BODY_SECONDS`."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise HttpError(408, f"The body must arrive within {BODY_SECONDS} seconds.") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

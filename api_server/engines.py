@@ -86,15 +86,18 @@ class EngineClient:
         self.disconnect(number, epoch, "it was replaced")
         self.engines[number] = Engine(number, epoch, transport)
 
-    def disconnect(self, number: int, epoch: int, reason: str) -> None:
-        """That incarnation is no more. Everything it was working on ends with an error."""
+    def disconnect(
+        self, number: int, epoch: int, reason: str, message: str = "The engine that worked on this request was lost."
+    ) -> None:
+        """That incarnation is no more. Everything it was working on ends with an error, which says `message`."""
         engine = self.engines.get(number)
         if engine is None or engine.epoch > epoch:
             return
         del self.engines[number]
         engine.transport.close()
-        log.warning("engine %d (epoch %d) is gone with %d open: %s", number, engine.epoch, len(engine.open), reason)
-        lost = Extra(error="The engine that worked on this request was lost.")
+        level = logging.WARNING if engine.open else logging.INFO
+        log.log(level, "engine %d (epoch %d) is left with %d open: %s", number, engine.epoch, len(engine.open), reason)
+        lost = Extra(error=message)
         for sequence in list(engine.open.values()):
             sequence.lost = True
             self._put(engine, sequence, b"", "", Finish.ERROR, lost)

@@ -82,10 +82,12 @@ def parse(schema: type[M], data: bytes) -> M:
 async def answer(state: ServerState, request: Request, endpoint: Endpoint[B]) -> Answer:
     """An answer that is ready to be sent. Raises `ApiError`, and then holds no place in the queue."""
     state.require_ready()
-    limit = state.config.server.max_body_bytes
-    place = state.engines.admission.enter(content_length(request, limit))
+    limit, admission = state.config.server.max_body_bytes, state.engines.admission
+    admission.check(content_length(request, limit))
+    data = await read_body(request, limit)
+    place = admission.enter(len(data))
     try:
-        body = endpoint.parse(await read_body(request, limit))
+        body = endpoint.parse(data)
         return await _prepare(state, body, endpoint, Mailbox(place), request)
     except BaseException:
         place.leave()

@@ -144,7 +144,7 @@ class Runtime:
         await self._wait_until_idle(self._config.server.shutdown_timeout)
         if self.state.open_requests:
             log.warning("%d requests were still open at --shutdown-timeout", self.state.open_requests)
-            self._leave_engines("this server is shutting down")
+            self._leave_engines("--shutdown-timeout is over")
             await self._wait_until_idle(LINGER_S)
             self._server.force_exit = True
         self._server.should_exit = True
@@ -181,7 +181,7 @@ class Runtime:
 
     def _leave_engines(self, reason: str) -> None:
         for engine in list(self.state.engines.engines.values()):
-            self.state.engines.disconnect(engine.number, engine.epoch, reason)
+            self.state.engines.disconnect(engine.number, engine.epoch, reason, "The server is shutting down.")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

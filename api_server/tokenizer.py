@@ -65,7 +65,12 @@ class Tokenizer:
         if sum(map(len, texts)) <= INLINE_CHARS:
             return self._encode(texts, add_special_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode, texts, add_special_tokens)
+        return await loop.run_in_executor(self._pool, self._encode_long, texts, add_special_tokens)
+
+    def _encode_long(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """In a thread. Only the batch form lets go of the interpreter lock; `encode` keeps it to its end."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encoded]
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]

@@ -87,7 +87,7 @@ def _throughput(reports: Reports, steps_ms: Mapping[int, float]) -> str:
     head = (
         "streams",
         "split, tokens/s",
-        "vLLM 0.32",
+        "× vLLM 0.32 (elsewhere)",
         "single, tokens/s",
         "split / single",
         "model's step",

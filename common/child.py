@@ -98,5 +98,5 @@ class Child:
         if self.last_reason:
             return self.last_reason
         if status is not None and status < 0:
-            return f"{self.name} was killed by signal {-status}"
-        return f"{self.name} ended with status {status}"
+            return f"killed by signal {-status}"
+        return f"exit status {status}"

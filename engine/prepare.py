@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Config
 from common.control import CONFIG, STATUS_FD, Control, be_a_child
-from common.models import Kind, ModelError, Resolved, check_folder, conversion_folder, one_line, resolve
+from common.models import DEFAULT_MODEL, Kind, ModelError, Resolved, check_folder, conversion_folder, one_line, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]
 
 _STDOUT = 1
+
+# What its makers sample the embedded model with (its model card on the hub); at temperature 1 so small a model rambles.
+_DEFAULT_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
 
@@ -45,7 +48,10 @@ def prepare(resolved: Resolved, progress: Progress) -> Path:
     gguf = resolved.kind is Kind.GGUF
     target = conversion_folder(resolved.name, folder, folder if gguf else folder / "config.json")
     if not target.is_dir():
-        (convert_gguf if gguf else convert_tokenizer)(folder, target, progress)
+        if gguf:
+            convert_gguf(folder, target, progress, _DEFAULT_SAMPLING if resolved.name == DEFAULT_MODEL else None)
+        else:
+            convert_tokenizer(folder, target, progress)
     return target
 
 

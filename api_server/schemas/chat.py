@@ -54,6 +54,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = Field(None, description="The oldest form of tool_calls.")
     reasoning_content: str | None = None
 
 
@@ -111,8 +112,9 @@ def _message(where: str, message: ChatMessage) -> Message:
         value = getattr(message, name)
         if value is not None:
             plain[name] = value
-    if message.tool_calls:
-        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    calls = message.tool_calls or ([ToolCall(function=message.function_call)] if message.function_call else [])
+    if calls:
+        plain["tool_calls"] = [_tool_call(call) for call in calls]
     return plain
 
 

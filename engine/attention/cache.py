@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -45,12 +47,10 @@ class KVCache:
         self.block_size = block_size
         # Zeros, not empty memory: the tail of a block is read (and masked) before it is written, and must be finite.
         self.keys = [
-            torch.zeros(num_blocks, layer.kv_heads, layer.key_dim, block_size, dtype=dtype, device=device)
-            for layer in self.layers
+            _zeros((num_blocks, layer.kv_heads, layer.key_dim, block_size), dtype, device) for layer in self.layers
         ]
         self.values = [
-            torch.zeros(num_blocks, layer.kv_heads, block_size, layer.value_dim, dtype=dtype, device=device)
-            for layer in self.layers
+            _zeros((num_blocks, layer.kv_heads, block_size, layer.value_dim), dtype, device) for layer in self.layers
         ]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -66,3 +66,10 @@ class KVCache:
         keys = self.keys[layer][blocks].permute(1, 0, 3, 2).reshape(shape.kv_heads, -1, shape.key_dim)
         values = self.values[layer][blocks].permute(1, 0, 2, 3).reshape(shape.kv_heads, -1, shape.value_dim)
         return keys[:, :length], values[:, :length]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU memory that the kernel zeroes page by page as it is first written: torch.zeros would touch it all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -69,3 +69,13 @@ def test_what_is_counted_is_what_the_places_hold(moves: list[tuple[int, int, int
         holders = sum(place.requests > 0 for place in places)
         assert admission.requests <= 10 or holders == 1
         assert admission.tokens <= 100 or holders == 1
+
+
+def test_a_check_refuses_what_would_not_be_let_in_and_takes_nothing() -> None:
+    admission = Admission(max_requests=2, max_tokens=1000)
+    admission.check(10**9)
+    place = admission.enter(4_000)
+    with pytest.raises(OverloadedError):
+        admission.check(4)
+    place.leave()
+    assert (admission.requests, admission.tokens) == (0, 0)

@@ -67,7 +67,7 @@ def test_a_child_that_is_killed_is_described_by_its_signal(module: str) -> None:
     child = Child("the child", module, {})
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait(10)
-    assert child.describe_end() == "the child was killed by signal 9"
+    assert child.describe_end() == "killed by signal 9"
     child.close()
 
 

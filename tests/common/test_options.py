@@ -109,3 +109,10 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_a_configuration_crosses_to_a_child_as_json() -> None:
     made = config("m", "--served-model-name", "a", "b", "--threads", "3", "--sse-keep-alive-interval", "0.5")
     assert Config.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize("name", ["owner/model", "model.gguf", "."])
+def test_a_model_taken_for_a_name_is_noticed(name: str) -> None:
+    with pytest.raises(OptionError, match="write MODEL before it"):
+        config("--served-model-name", "foo", name)
+    assert config(name, "--served-model-name", "foo").model.names == ("foo",)

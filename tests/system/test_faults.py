@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -233,3 +235,26 @@ def test_fifty_thousand_tokens_in_one_request(tiny_long_folder: Any) -> None:
 def test_defaults_that_the_engine_and_the_api_share() -> None:
     """A seedless request's parameters differ in their seed alone, so both ends agree on the rest."""
     assert SamplingParams.from_wire(SamplingParams(seed=3).to_wire()) == SamplingParams(seed=3)
+
+
+def test_a_body_that_never_comes_keeps_nobody_out(tiny_server: Server) -> None:
+    """Clients that announce large bodies and send one byte."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 33554432\r\n\r\n{"
+    with ExitStack() as stack:
+        for _ in range(20):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", tiny_server.port)))
+            slow.sendall(head)
+        still_serves(tiny_server)
+
+
+def test_other_requests_are_served_while_a_huge_prompt_is_tokenized(tiny_server: Server) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        huge = pool.submit(post, tiny_server, "/v1/completions", json={"prompt": "a b " * 300_000, "max_tokens": 1})
+        while not huge.done():
+            assert tiny_server.status("/health") == 200
+        error_of(huge.result(), 400)
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/ping"])
+def test_health_answers_head_too(tiny_server: Server, path: str) -> None:
+    assert tiny_server.client.head(path).status_code == 200
