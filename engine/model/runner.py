@@ -118,10 +118,13 @@ class ModelRunner:
             return logits.float()
 
     def _choose_threads(self, batch: Batch) -> None:
-        """One thread for small steps: there, waiting for each other costs several threads more than they save."""
-        head = len(batch.logits_index) * self._head_products
-        products = batch.token_ids.numel() * self._body_products + head
-        threads = self._threads if products > SMALL_STEP else 1
+        """One thread for small steps: there, waiting for each other costs several threads more than they save.
+
+        A step of a single token waits for memory alone, and two cores read faster than one.
+        """
+        tokens = batch.token_ids.numel()
+        products = tokens * self._body_products + len(batch.logits_index) * self._head_products
+        threads = self._threads if tokens == 1 or products > SMALL_STEP else 1
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 

@@ -128,7 +128,7 @@ def test_every_layer_loses_its_decorators(runner: ModelRunner) -> None:
     assert strip_decorators(runner.model) > 6 * 2
 
 
-def test_small_steps_run_on_one_thread_and_large_ones_on_all(
+def test_small_steps_run_on_one_thread_and_large_or_single_ones_on_all(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = load_runner(tiny_folder)
@@ -140,4 +140,4 @@ def test_small_steps_run_on_one_thread_and_large_ones_on_all(
     for rows in (1, 16, 200):
         batch = make_batch([[1]] * rows, [0] * rows, [[0]] * rows, 16, runner.device)
         runner.forward(batch)
-    assert used == [1, 2]
+    assert used == [2, 1, 2]
