@@ -156,7 +156,6 @@ class Loop:
         if plan is None:
             return False
         self._counters["plans"] += 1
-        plan.planned_ns = time.monotonic_ns()
         self._plans.put(plan)
         return True
 

@@ -54,7 +54,6 @@ class Plan:
     admissions: tuple[Admission, ...] = ()
     blocks: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (row, index in its block table, new blocks)
     cut: bool = False
-    planned_ns: int = 0
 
     @property
     def has_tail(self) -> bool:
