@@ -44,6 +44,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     threads: int | None = None
+    model_impl: str = "auto"  # transformers: its modules, even where a faster form is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ OPTIONS: tuple[Option, ...] = (
            several=True),
     Option("--revision", _M, text, "branch, tag or commit on the hub", metavar="REV"),
     Option("--download-dir", _M, text, "where hub models are kept (default: the hub's own cache)", metavar="DIR"),
-    Option("--dtype", _M, choice("auto", "float32", "bfloat16", "float16"), "of the weights and the KV cache",
+    Option("--dtype", _M, choice("auto", "float32", "bfloat16", "float16"), "the weights are stored in; auto: 16 bits",
            metavar="TYPE"),
     Option("--max-model-len", _M, whole(1), "context length in tokens (default: the model's)"),
     Option("--chat-template", _M, text, "a file, or the template itself (default: the model's)", metavar="TEMPLATE"),
@@ -151,6 +151,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--block-size", _E, whole(1, 256), "tokens a KV-cache block"),
     Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)"),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
+    Option("--model-impl", _E, choice("auto", "transformers"), "auto: the fastest form that is known of the model; "
+           "transformers: its own modules", metavar="IMPL"),
     Option("--tensor-parallel-size", _E, whole(1, 1), "devices that share one model; only 1 so far"),
 )  # fmt: skip
 

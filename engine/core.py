@@ -85,7 +85,7 @@ def load(config: Config, progress: Progress) -> Loaded:
         num_blocks, size, num_blocks * runner.bytes_per_block(size) / 2**30, tokens, tokens / max_model_len,
         max_model_len,
     )  # fmt: skip
-    dtype = str(runner.dtype).removeprefix("torch.")
+    dtype = runner.weights
     return Loaded(device, vocabulary, num_blocks, max_model_len, runner.vocab_size, runner.eos_token_ids, dtype)
 
 

@@ -144,7 +144,7 @@ class TorchDevice:
                 slots=torch.from_numpy(slots),
                 query_starts=torch.from_numpy(query_starts),
                 context_lens=torch.from_numpy(contexts),
-                block_tables=torch.from_numpy(self._tables[sequences, : -(-longest // size)]),
+                block_tables=torch.from_numpy(np.ascontiguousarray(self._tables[sequences, : -(-longest // size)])),
                 logits_index=torch.from_numpy(logits_index),
                 max_query=int(sizes.max()),
                 max_context=longest,

@@ -38,11 +38,22 @@ _LOW_PRECISION_TOLERANCE = 0.15
 Forward = Callable[[Batch, KVCache], torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """What a layer asks of attention beside its queries, keys and values; as in `Backend.attend`."""
+
+    scaling: float
+    window: int
+    softcap: float
+    sinks: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What the untouched model showed."""
 
     layers: tuple[LayerShape, ...]
+    calls: tuple[Call, ...]
     logits: tuple[torch.Tensor, ...]  # of each probe sequence, [tokens, V] float32
 
 
@@ -94,7 +105,8 @@ def inspect(model: PreTrainedModel, vocab_size: int, max_model_len: int) -> Insp
     except Exception as e:  # whatever a family does that a plain decoder does not
         raise _refusal(config, f"a probing forward pass failed: {type(e).__name__}: {one_line(e)}") from e
     _check_calls(config, spy)
-    return Inspection(tuple(spy.shapes[layer] for layer in range(len(spy.calls))), logits)
+    layers = range(len(spy.calls))
+    return Inspection(tuple(spy.shapes[i] for i in layers), tuple(spy.asked[i] for i in layers), logits)
 
 
 def verify(config: PretrainedConfig, inspection: Inspection, forward: Forward, like: torch.Tensor) -> None:
@@ -113,7 +125,7 @@ def verify(config: PretrainedConfig, inspection: Inspection, forward: Forward, l
             chunks = [tokens[begin:end] for tokens, begin, end in zip(sequences, begins, ends, strict=True)]
             logits = forward(make_batch(chunks, begins, tables, _PROBE_BLOCK_SIZE, like.device), cache)
             for parts, part in zip(found, torch.split(logits, [len(chunk) for chunk in chunks]), strict=True):
-                parts.append(part)
+                parts.append(part.clone())  # the next step may take its memory
     except Exception as e:
         raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {one_line(e)}") from e
     error = torch.cat([_errors(torch.cat(parts), want) for parts, want in zip(found, inspection.logits, strict=True)])
@@ -134,6 +146,7 @@ class _Spy:
     def __init__(self, reach: int) -> None:
         self.calls: dict[int, int] = {}
         self.shapes: dict[int, LayerShape] = {}
+        self.asked: dict[int, Call] = {}
         self.faults: list[str] = []
         self._reach = reach
 
@@ -169,6 +182,7 @@ class _Spy:
         elif not self._is_causal_window(rule, sliding_window or 0, query.device):
             self.faults.append(f"layer {layer} hides other tokens than a causal window does")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.asked[layer] = Call(scaling, sliding_window or 0, softcap or 0.0, s_aux)
         out = attend_dense(query[0], key[0], value[0], scaling, sliding_window or 0, softcap or 0.0, s_aux)
         return out[None], None
 

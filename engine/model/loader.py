@@ -28,17 +28,16 @@ _STORED_BYTES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I
 _MINIMUM_BESIDE_WEIGHTS = 256 << 20  # bytes for activations and the smallest useful KV cache
 
 
-def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """`auto` is the checkpoint's own on an accelerator and float32 on a CPU, where that is the fast and exact one.
-
-    Raises ModelError naming `--dtype`.
+def resolve_weights(name: str, config: PretrainedConfig) -> str:
+    """What the weights are stored in. `auto` takes sixteen bits: bfloat16 for a checkpoint of that type, which loses
+    nothing, and float16 for every other. Raises ModelError naming `--dtype`.
     """
     if name == "auto":
         stored = getattr(config.get_text_config(decoder=True), "dtype", None)
-        return stored if device.type != "cpu" and isinstance(stored, torch.dtype) else torch.float32
+        return "bfloat16" if stored is torch.bfloat16 else "float16"
     if name not in DTYPES:
         raise ModelError(f"--dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    return name
 
 
 def load_config(folder: Path) -> PretrainedConfig:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
@@ -14,45 +16,48 @@ from common.config import Config
 from common.models import ModelError
 from engine.attention.backends import choose_backend
 from engine.attention.cache import KVCache, LayerShape, bytes_per_block
-from engine.attention.interface import Backend, begin_step
 from engine.model import gate
 from engine.model.batch import Batch
 from engine.model.decorators import strip_decorators
-from engine.model.linear import Shape, float32_candidates, pack_linears
-from engine.model.loader import load_config, load_model, resolve_dtype
+from engine.model.linear import float32_candidates, pack_linears, round_weights
+from engine.model.loader import DTYPES, load_config, load_model, resolve_weights
 from engine.model.memory import kv_cache_bytes
+from engine.model.modules import Modules
 from engine.model.probe import make_batch
+
+if TYPE_CHECKING:
+    from engine.model.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
-SMALL_STEP = 300_000_000  # multiplications; about 5 ms of one core
-
 # (rows, tokens of each): a lone stream, small and large batches, a prefill chunk.
 _WARM_UP = ((1, 1), (2, 1), (16, 1), (64, 1), (1, 64))
 
 
+class Executor(Protocol):
+    """What computes a step."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Writes the batch's keys and values into `cache`. Returns the logits of `batch.logits_index`, [n, V]
+        float32, good until the next step."""
+
+
+@dataclass(slots=True)
 class ModelRunner:
     """One model on one device with its KV cache. Owner: the device thread, after `load`."""
 
-    def __init__(
-        self, model: PreTrainedModel, layers: tuple[LayerShape, ...], backend: Backend, max_model_len: int,
-        eos_token_ids: tuple[int, ...], kv_cache_memory_bytes: int | None = None,
-    ) -> None:  # fmt: skip
-        self.model = model
-        self.layers = layers
-        self.backend = backend
-        self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
-        self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
-        self.linear_kernels: dict[Shape, str] = {}  # by (out, in): which kernel measured fastest
-        self._kv_cache_memory_bytes = kv_cache_memory_bytes
-        self._threads = torch.get_num_threads()
-        self._head_products, self._body_products = _products(model)
-        self._cache: KVCache | None = None
+    executor: Executor
+    layers: tuple[LayerShape, ...]
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    weights: str  # the format that the weights are stored in
+    dtype: torch.dtype  # of the KV cache and of what is computed
+    device: torch.device
+    kv_cache_memory_bytes: int | None = None
+    _cache: KVCache | None = None
 
     @classmethod
     def load(cls, config: Config, progress: Progress) -> ModelRunner:
@@ -65,24 +70,24 @@ class ModelRunner:
         model_config = load_config(folder)
         max_model_len = resolve_max_model_len(model_config, config.model.max_model_len)
         gate.check_config(model_config, max_model_len)
-        dtype = resolve_dtype(config.model.dtype, model_config, device)
+        weights = resolve_weights(config.model.dtype, model_config)
+        dtype = torch.float32 if device.type == "cpu" else DTYPES[weights]
         model = load_model(folder, model_config, dtype, device)
+        vocab_size: int = model_config.get_text_config(decoder=True).vocab_size
         with torch.inference_mode():
+            if device.type == "cpu":
+                round_weights(model, weights)
             progress("checking", 0.6)
-            vocab_size = model_config.get_text_config(decoder=True).vocab_size
             inspection = gate.inspect(model, vocab_size, max_model_len)
             progress("packing", 0.7)
-            strip_decorators(model)
-            runner = cls(
-                model, inspection.layers, choose_backend(device, dtype), max_model_len,
-                end_token_ids(folder, model_config), config.engine.kv_cache_memory_bytes,
-            )  # fmt: skip
-            if device.type == "cpu" and dtype is torch.float32:
-                runner.linear_kernels = pack_linears(model, float32_candidates())
+            executor = make_executor(model, inspection, max_model_len, weights, config)
             progress("checking", 0.9)
-            gate.verify(model_config, inspection, runner.forward_over, next(model.parameters()))
+            gate.verify(model_config, inspection, executor.forward, torch.empty(0, dtype=dtype, device=device))
         progress("loading", 1.0)
-        return runner
+        return cls(
+            executor, inspection.layers, max_model_len, end_token_ids(folder, model_config), vocab_size, weights,
+            dtype, device, config.engine.kv_cache_memory_bytes,
+        )  # fmt: skip
 
     def bytes_per_block(self, block_size: int) -> int:
         """KV-cache memory of one block, all layers, in bytes."""
@@ -90,7 +95,7 @@ class ModelRunner:
 
     def available_kv_bytes(self) -> int:
         """Bytes that the KV cache may take: `--kv-cache-memory-bytes`, else a share of what is free now."""
-        return kv_cache_bytes(self.device, self._kv_cache_memory_bytes)
+        return kv_cache_bytes(self.device, self.kv_cache_memory_bytes)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache, block 0 (scratch) included, in place of an earlier one."""
@@ -99,34 +104,11 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Writes the batch's keys and values into the cache. Returns the logits of `batch.logits_index`, [n, V]
-        float32; n may be 0. Raises RuntimeError before `allocate`."""
+        float32, good until the next step; n may be 0. Raises RuntimeError before `allocate`."""
         if self._cache is None:
             raise RuntimeError("forward before allocate")
-        return self.forward_over(batch, self._cache)
-
-    def forward_over(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """`forward` over a cache other than the runner's own."""
         with torch.inference_mode():
-            self._choose_threads(batch)
-            begin_step(self.backend, batch, cache)
-            logits: torch.Tensor = self.model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                logits_to_keep=batch.logits_index,
-            ).logits[0]
-            return logits.float()
-
-    def _choose_threads(self, batch: Batch) -> None:
-        """One thread for small steps: there, waiting for each other costs several threads more than they save.
-
-        A step of a single token waits for memory alone, and two cores read faster than one.
-        """
-        tokens = batch.token_ids.numel()
-        products = tokens * self._body_products + len(batch.logits_index) * self._head_products
-        threads = self._threads if tokens == 1 or products > SMALL_STEP else 1
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
+            return self.executor.forward(batch, self._cache)
 
     def warm_up(self) -> None:
         """One step of each kind over the scratch block, so that no request waits for a compiler or an allocator."""
@@ -139,13 +121,36 @@ class ModelRunner:
             self.forward(make_batch(chunks, [0] * rows, [[0]] * rows, block_size, self.device, wanted))
 
 
-def _products(model: PreTrainedModel) -> tuple[int, int]:
-    """Multiplications per row of the head, and per token of everything else that is a matrix."""
-    embedding: Any = model.get_input_embeddings().weight
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    skipped = {id(embedding), id(getattr(head, "weight", None))}
-    body = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in skipped)
-    return int(embedding.numel()), body
+def make_executor(
+    model: PreTrainedModel, inspection: gate.Inspection, max_model_len: int, weights: str, config: Config
+) -> Executor:
+    """The fastest there is for the model on its device. The model's own weights may be given up."""
+    if model.device.type == "cpu" and config.engine.model_impl != "transformers" and (decoder := _decoder_type()):
+        from engine.native.team import Team
+
+        if decoder.supports(model):
+            log.info("model: one tape for all layers, weights in %s", weights)
+            return decoder(model, inspection, max_model_len, weights, Team(config.engine.threads or cores()))
+    strip_decorators(model)
+    if model.device.type == "cpu":
+        pack_linears(model, float32_candidates())
+    log.info("model: transformers' modules, weights in %s", weights)
+    return Modules(model, choose_backend(model.device, model.dtype))
+
+
+def _decoder_type() -> type[Decoder] | None:
+    """None where numba, which compiles it, is not installed."""
+    try:
+        from engine.model.decoder import Decoder
+    except ImportError as e:
+        log.warning("the model runs in plain torch, which is slow: %s", e)
+        return None
+    return Decoder
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(name: str) -> torch.device:

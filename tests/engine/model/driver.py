@@ -17,9 +17,12 @@ from engine.model.probe import make_batch
 from engine.model.runner import ModelRunner
 
 
-def load_runner(folder: Path, max_model_len: int | None = None, dtype: str = "auto") -> ModelRunner:
+def load_runner(
+    folder: Path, max_model_len: int | None = None, dtype: str = "float32", impl: str = "auto", threads: int = 2
+) -> ModelRunner:
     model = ModelConfig(folder=str(folder), max_model_len=max_model_len, dtype=dtype)
-    return ModelRunner.load(Config(model=model, engine=EngineConfig(device="cpu")), lambda phase, fraction: None)
+    engine = EngineConfig(device="cpu", model_impl=impl, threads=threads)
+    return ModelRunner.load(Config(model=model, engine=engine), lambda phase, fraction: None)
 
 
 def random_prompts(lengths: tuple[int, ...], vocabulary: int, seed: int = 0) -> list[list[int]]:

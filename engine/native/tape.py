@@ -1,0 +1,42 @@
+"""The words of a tape: which operations there are, and where their operands stand.
+
+A tape is an int64 array with one line per operation of a forward pass, read by every thread of a team in the same
+order. It holds addresses, sizes and strides (in elements), and is made once. What changes from step to step stands
+in the step record.
+"""
+
+from __future__ import annotations
+
+WIDTH = 16  # numbers of a line
+FLOATS = 4  # float32 constants of a line
+
+# Operations. Operands are named by their index in the line.
+EMBED, NORM, LINEAR, GATED, ROTATE, ATTEND, COMBINE = range(7)
+
+KIND = 0
+
+# LINEAR and GATED: c = init + a · weight; GATED: c = act(a · gate) * (a · up), panels of gate and up taking turns.
+A, LDA, WEIGHT, PANEL, PANELS, IN, INIT, LDI, C, LDC, TILES, OF_LOGITS, ACTIVATION = range(1, 14)
+SILU, GELU_TANH, GELU = range(3)
+
+# EMBED: c[t] = row `token` of a table, times floats[0]. COLUMN: the function that reads a row;
+# WIDTH_OF: outputs of a panel, 0 for a plain table. Shares C, LDC, WEIGHT, IN with LINEAR.
+COLUMN, WIDTH_OF, ELEMENT, TABLE_PANEL = 1, 2, 11, 4
+
+# NORM: c = a / rms(a) * weight; floats[0]: epsilon. Of the rows whose logits are wanted where OF_LOGITS is 1.
+
+# ROTATE: rotary embedding of queries and keys, in place, and the cache's new entries.
+# QKV: [T, heads + 2 · kv_heads, dim]. COS, SIN: [positions, ROTARY / 2], 0 for none. Q_NORM, K_NORM: [dim] or 0.
+# floats[0]: what queries are multiplied by; floats[1]: epsilon.
+QKV, HEADS, KV_HEADS, DIM, LAYER, COS, SIN, ROTARY, Q_NORM, K_NORM = range(1, 11)
+
+# ATTEND: OUT [T, heads, dim]. WINDOW: tokens that a query sees, 0 for all. SINKS: [heads] or 0. floats[0]: soft cap.
+OUT, WINDOW, SINKS = 11, 12, 13
+
+# The step record.
+(
+    TOKENS, LOGITS, TOKEN_IDS, POSITIONS, SLOTS, LENGTHS, TABLES, TABLE_WIDTH, LOGITS_INDEX, KEYS, VALUES,
+    BLOCK_SIZE, NUM_BLOCKS, TILE_LIST, TILE_COUNT, SEGMENTS, PARTIALS, CLAIMS, BARRIER, THREADS, LINES, CONSTANTS,
+    COUNT,
+) = range(23)  # fmt: skip
+STEP_WIDTH = 23

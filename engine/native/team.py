@@ -1,0 +1,147 @@
+"""The threads that run a tape together.
+
+The caller is thread 0. The others sleep between steps and know nothing of the interpreter; within a step they meet
+after every operation, and who waits there gives its core away after some microseconds.
+
+```
+caller   ──post──┤ op 0 ├─┤ op 1 ├─ … ─┤ last ├── (back to Python)
+helper   ~sleep~ ┤ op 0 ├─┤ op 1 ├─ … ─┤ last ├~sleep~
+                       barrier   barrier
+```
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+from numba import (  # type: ignore[attr-defined]
+    carray,
+    njit,
+)
+
+from engine.native import operations as o
+from engine.native import tape as t
+from engine.native.intrinsics import (
+    fetch_add,
+    float32_at,
+    int64_at,
+    load_acquire,
+    pause,
+    sched_yield,
+    sem_post,
+    sem_wait,
+)
+
+SCRATCH = 1 << 18  # floats of each thread
+
+_SPINS = 2000  # pauses before a waiting thread offers its core to others
+_SEMAPHORE = 8  # int64 numbers: more than any C library's sem_t
+_STEP, _ROUND, _SIZE = 0, 1, 2  # of the control block; then come the semaphores
+
+
+@njit(nogil=True)
+def _meet(step: Any, reached: int) -> None:
+    """Waits until all threads have done `reached` operations since the team began."""
+    target = reached * step[t.THREADS]
+    fetch_add(step[t.BARRIER], 1)  # type: ignore[call-arg]  # numba hands the context over
+    spins = 0
+    while load_acquire(step[t.BARRIER]) < target:
+        spins += 1
+        if spins < _SPINS:
+            pause()
+        else:
+            sched_yield()
+
+
+@njit("int64(int64, int64, float32[::1])", nogil=True, cache=True)
+def run_tape(address: int, rounds: int, scratch: Any) -> int:
+    """All lines of the step record's tape. `rounds`: operations that the team has done together before. Returns
+    that number afterwards."""
+    step = carray(int64_at(address), t.STEP_WIDTH)
+    lines = carray(int64_at(step[t.LINES]), (step[t.COUNT], t.WIDTH))
+    constants = carray(float32_at(step[t.CONSTANTS]), (step[t.COUNT], t.FLOATS))
+    for i in range(step[t.COUNT]):
+        op, floats = lines[i], constants[i]
+        kind = op[t.KIND]
+        if kind == t.LINEAR or kind == t.GATED:
+            o.linear(op, step, i, scratch)
+        elif kind == t.NORM:
+            o.norm(op, floats, step, i)
+        elif kind == t.ROTATE:
+            o.rotate(op, floats, step, i)
+        elif kind == t.ATTEND:
+            o.attend(op, floats, step, i, scratch)
+        elif kind == t.COMBINE:
+            o.combine(op, step, i)
+        elif kind == t.EMBED:
+            o.embed(op, floats, step, i)
+        if step[t.THREADS] > 1:
+            rounds += 1
+            _meet(step, rounds)
+    return rounds
+
+
+@njit("void(int64, int64, float32[::1])", nogil=True, cache=True)
+def _help(control: int, semaphore: int, scratch: Any) -> None:
+    """A helper's life: sleep, run the step that the control block names, sleep again; no step ends it."""
+    block = carray(int64_at(control), _SIZE)
+    rounds = 0
+    while True:
+        sem_wait(semaphore)
+        if block[_STEP] == 0:
+            return
+        rounds = run_tape(block[_STEP], rounds, scratch)
+
+
+@njit("int64(int64, int64, int64, int64, float32[::1])", nogil=True, cache=True)
+def _lead(control: int, semaphores: int, helpers: int, rounds: int, scratch: Any) -> int:
+    block = carray(int64_at(control), _SIZE)
+    for i in range(helpers):
+        sem_post(semaphores + 8 * _SEMAPHORE * i)
+    return run_tape(block[_STEP], rounds, scratch)
+
+
+class Team:
+    """`threads` threads, the caller included. Owner: the device thread."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._control = np.zeros(_SIZE + _SEMAPHORE * max(0, threads - 1), np.int64)
+        self._semaphores = self._control[_SIZE:].ctypes.data
+        self._barrier = np.zeros(1, np.int64)
+        self._rounds = 0
+        self._scratch = [np.zeros(SCRATCH, np.float32) for _ in range(threads)]
+        libc = ctypes.CDLL(None)
+        self._helpers: list[threading.Thread] = []
+        for i in range(threads - 1):
+            semaphore = self._semaphores + 8 * _SEMAPHORE * i
+            if libc.sem_init(ctypes.c_void_p(semaphore), 0, 0) != 0:
+                raise OSError("sem_init failed")
+            arguments = (self._control.ctypes.data, semaphore, self._scratch[i + 1])
+            self._helpers.append(threading.Thread(target=_help, args=arguments, name=f"device-{i + 1}", daemon=True))
+            self._helpers[-1].start()
+
+    def run(self, step: np.ndarray[Any, np.dtype[np.int64]], alone: bool) -> None:
+        """Runs the tape of a step record, on the caller's thread only where `alone`. Not reentrant."""
+        step[t.BARRIER] = self._barrier.ctypes.data
+        if alone or self.threads == 1:
+            step[t.THREADS] = 1
+            run_tape(step.ctypes.data, 0, self._scratch[0])
+            return
+        step[t.THREADS] = self.threads
+        self._control[_STEP] = step.ctypes.data
+        self._rounds = _lead(
+            self._control.ctypes.data, self._semaphores, self.threads - 1, self._rounds, self._scratch[0]
+        )
+
+    def close(self) -> None:
+        """Ends the helpers. Waits for them."""
+        self._control[_STEP] = 0
+        libc = ctypes.CDLL(None)
+        for i, helper in enumerate(self._helpers):
+            libc.sem_post(ctypes.c_void_p(self._semaphores + 8 * _SEMAPHORE * i))
+            helper.join()
+        self._helpers.clear()
