@@ -19,6 +19,7 @@ class ModelConfig:
     revision: str | None = None
     download_dir: str | None = None
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     chat_template: str | None = None  # path of a file, or the template itself
     generation_config: str = "auto"  # auto: the model's; vllm: neutral; or a folder

@@ -125,6 +125,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--download-dir", _M, text, "where hub models are kept (default: the hub's own cache)", metavar="DIR"),
     Option("--dtype", _M, choice("auto", "float32", "bfloat16", "float16"), "the weights are stored in; auto: 16 bits",
            metavar="TYPE"),
+    Option("--quantization", _M, choice("none", "int8", "int4"), "of the linear layers' weights, done while loading",
+           metavar="FORMAT"),
     Option("--max-model-len", _M, whole(1), "context length in tokens (default: the model's)"),
     Option("--chat-template", _M, text, "a file, or the template itself (default: the model's)", metavar="TEMPLATE"),
     Option("--generation-config", _M, text, "where unset sampling fields come from: auto (the model's), vllm "

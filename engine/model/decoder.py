@@ -46,54 +46,61 @@ class Decoder:
         tied = head.weight is body.embed_tokens.weight
         self._rotary = _rotary(body.rotary_emb, positions)
         self.vocab_size = config.vocab_size
-        first: Any = body.layers[0]
-        hidden, normed = program.buffer(config.hidden_size), program.buffer(config.hidden_size)
-        shape = inspection.layers[0]
-        heads = first.self_attn.q_proj.out_features // shape.key_dim
-        qkv = program.buffer((heads + 2 * shape.kv_heads) * shape.key_dim)
-        attended = program.buffer(heads * shape.key_dim)
-        inner = program.buffer(config.intermediate_size)
         packed_head = self._pack(head)
         table: torch.Tensor | Packed = packed_head
         if not tied:
-            table = body.embed_tokens.weight.detach().to(packed_head.format.dtype)
+            stored = torch.float16 if packed_head.format.is_integer else packed_head.format.dtype
+            table = body.embed_tokens.weight.detach().to(stored)
         body.embed_tokens.weight = None
+        hidden = program.buffer(config.hidden_size)
         program.embed(table, hidden)
+        self._buffers: dict[str, Buffer] = {"hidden": hidden}
         for index, layer in enumerate(body.layers):
-            self._layer(index, layer, inspection, (hidden, normed, qkv, attended, inner))
+            self._layer(index, layer, inspection)
         self._logits = program.buffer(config.vocab_size)
-        program.norm(hidden, body.norm.weight, body.norm.variance_epsilon, normed, of_logits=True)
+        normed = self._buffers["normed"]
+        program.norm(hidden, body.norm.weight, body.norm.variance_epsilon, normed, packed_head, of_logits=True)
         program.linear(normed, packed_head, self._logits, bias=head.bias, of_logits=True)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """The logits of `batch.logits_index`, [n, V] float32, good until the next step."""
         return self._program.run(batch, cache, self._logits)[:, : self.vocab_size]
 
-    def _layer(self, index: int, layer: Any, inspection: Inspection, buffers: tuple[Buffer, ...]) -> None:
-        hidden, normed, qkv, attended, inner = buffers
+    def _layer(self, index: int, layer: Any, inspection: Inspection) -> None:
         program, attention, mlp = self._program, layer.self_attn, layer.mlp
         shape, call = inspection.layers[index], inspection.calls[index]
-        norms = None
-        if hasattr(attention, "q_norm"):
-            norms = attention.q_norm.weight, attention.k_norm.weight
-        epsilon = layer.input_layernorm.variance_epsilon
-        program.norm(hidden, layer.input_layernorm.weight, epsilon, normed)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         bias = None if attention.q_proj.bias is None else torch.cat([p.bias.detach().float() for p in projections])
-        program.linear(normed, self._pack(*projections), qkv, bias=bias)
         heads = attention.q_proj.out_features // shape.key_dim
-        program.attention(
-            qkv, index, heads, shape.kv_heads, shape.key_dim, attended, call.scaling, self._rotary, norms, epsilon,
-            call.window, call.softcap, call.sinks,
-        )  # fmt: skip
-        program.linear(attended, self._pack(attention.o_proj), hidden, residual=hidden)
-        program.norm(
-            hidden, layer.post_attention_layernorm.weight, layer.post_attention_layernorm.variance_epsilon, normed
-        )
-        weight = interleave(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), 2 * kernels().lanes)
+        into_qkv, into_hidden = self._pack(*projections), self._pack(attention.o_proj)
+        gates = interleave(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), 2 * kernels().lanes)
         mlp.gate_proj.weight = mlp.up_proj.weight = None
-        program.gated(normed, pack(weight, self._format, kernels().lanes), inner, _ACTIVATIONS[mlp.config.hidden_act])
-        program.linear(inner, self._pack(mlp.down_proj), hidden, residual=hidden)
+        into_inner, down = pack(gates, self._format, kernels().lanes), self._pack(mlp.down_proj)
+        if index == 0:
+            self._buffers |= {
+                "normed": program.activations(into_qkv),
+                "qkv": program.buffer(into_qkv.out_features),
+                "attended": program.buffer(into_hidden.in_features),
+                "attended ready": program.activations(into_hidden),
+                "inner": program.buffer(down.in_features),
+                "inner ready": program.activations(down),
+            }
+        b = self._buffers
+        norm = layer.input_layernorm
+        program.norm(b["hidden"], norm.weight, norm.variance_epsilon, b["normed"], into_qkv)
+        program.linear(b["normed"], into_qkv, b["qkv"], bias=bias)
+        program.attention(
+            b["qkv"], index, heads, shape.kv_heads, shape.key_dim, b["attended"], call.scaling, self._rotary,
+            (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
+            norm.variance_epsilon, call.window, call.softcap, call.sinks,
+        )  # fmt: skip
+        source = program.prepared(b["attended"], into_hidden, b["attended ready"])
+        program.linear(source, into_hidden, b["hidden"], residual=b["hidden"])
+        norm = layer.post_attention_layernorm
+        program.norm(b["hidden"], norm.weight, norm.variance_epsilon, b["normed"], into_inner)
+        program.gated(b["normed"], into_inner, b["inner"], _ACTIVATIONS[mlp.config.hidden_act])
+        source = program.prepared(b["inner"], down, b["inner ready"])
+        program.linear(source, down, b["hidden"], residual=b["hidden"])
 
     def _pack(self, *layers: Any) -> Packed:
         """Linear layers side by side. Their own weights are given up."""

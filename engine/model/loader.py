@@ -19,6 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from common.config import ModelConfig
 from common.models import ModelError, check_folder, one_line
 from engine.attention.interface import NAME
 from engine.model.memory import free_memory
@@ -28,16 +29,18 @@ _STORED_BYTES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I
 _MINIMUM_BESIDE_WEIGHTS = 256 << 20  # bytes for activations and the smallest useful KV cache
 
 
-def resolve_weights(name: str, config: PretrainedConfig) -> str:
+def resolve_weights(model: ModelConfig, config: PretrainedConfig) -> str:
     """What the weights are stored in. `auto` takes sixteen bits: bfloat16 for a checkpoint of that type, which loses
     nothing, and float16 for every other. Raises ModelError naming `--dtype`.
     """
-    if name == "auto":
+    if model.dtype not in ("auto", *DTYPES):
+        raise ModelError(f"--dtype is {model.dtype!r}, but must be one of auto, {', '.join(DTYPES)}")
+    if model.quantization != "none":
+        return model.quantization
+    if model.dtype == "auto":
         stored = getattr(config.get_text_config(decoder=True), "dtype", None)
         return "bfloat16" if stored is torch.bfloat16 else "float16"
-    if name not in DTYPES:
-        raise ModelError(f"--dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
-    return name
+    return model.dtype
 
 
 def load_config(folder: Path) -> PretrainedConfig:

@@ -19,11 +19,12 @@ from engine.attention.cache import KVCache, LayerShape, bytes_per_block
 from engine.model import gate
 from engine.model.batch import Batch
 from engine.model.decorators import strip_decorators
-from engine.model.linear import float32_candidates, pack_linears, round_weights
+from engine.model.linear import float32_candidates, pack_linears
 from engine.model.loader import DTYPES, load_config, load_model, resolve_weights
 from engine.model.memory import kv_cache_bytes
 from engine.model.modules import Modules
 from engine.model.probe import make_batch
+from engine.model.rounding import round_weights
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
@@ -70,19 +71,25 @@ class ModelRunner:
         model_config = load_config(folder)
         max_model_len = resolve_max_model_len(model_config, config.model.max_model_len)
         gate.check_config(model_config, max_model_len)
-        weights = resolve_weights(config.model.dtype, model_config)
+        weights = resolve_weights(config.model, model_config)
         dtype = torch.float32 if device.type == "cpu" else DTYPES[weights]
         model = load_model(folder, model_config, dtype, device)
         vocab_size: int = model_config.get_text_config(decoder=True).vocab_size
         with torch.inference_mode():
             if device.type == "cpu":
-                round_weights(model, weights)
+                try:
+                    round_weights(model, weights)
+                except ValueError as e:
+                    raise ModelError(f"{folder}: {e}") from e
             progress("checking", 0.6)
             inspection = gate.inspect(model, vocab_size, max_model_len)
             progress("packing", 0.7)
             executor = make_executor(model, inspection, max_model_len, weights, config)
             progress("checking", 0.9)
-            gate.verify(model_config, inspection, executor.forward, torch.empty(0, dtype=dtype, device=device))
+            gate.verify(
+                model_config, inspection, executor.forward, torch.empty(0, dtype=dtype, device=device),
+                quantized=config.model.quantization != "none",
+            )  # fmt: skip
         progress("loading", 1.0)
         return cls(
             executor, inspection.layers, max_model_len, end_token_ids(folder, model_config), vocab_size, weights,

@@ -57,7 +57,7 @@ def _make_call(count: int) -> Any:
 
 
 call_tile = _make_call(9)
-call_column = _make_call(4)
+call_reader = _make_call(4)
 
 
 @intrinsic

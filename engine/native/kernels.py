@@ -31,9 +31,9 @@ class Kernels:
     def _tile(self, format: Format, rows: int, panels: int) -> int:
         return self._library.address(tile_name(format, rows, panels))
 
-    def column(self, format: Format) -> int:
-        """Address of the function that reads one column of a panel, or a row of a plain table."""
-        return self._library.address(f"column_{format.name}")
+    def reader(self, format: Format, of_panel: bool) -> int:
+        """Address of the function that reads a panel's column, or a plain row."""
+        return self._library.address(f"{'column' if of_panel else 'row'}_{format.name}")
 
 
 @functools.cache

@@ -15,9 +15,10 @@ from numba import (  # type: ignore[attr-defined]
 from engine.attention.kernels import _exp
 from engine.native import tape as t
 from engine.native.attention import MAX_LINES, attend_segment, finish, fold, segment_size
-from engine.native.intrinsics import call_column, call_tile, fetch_add, float32_at, int32_at, int64_at
+from engine.native.formats import GROUP as _GROUP
+from engine.native.intrinsics import call_reader, call_tile, fetch_add, float32_at, int16_at, int32_at, int64_at
 
-GROUP = 4  # panels of one claim
+PANELS = 4  # of one claim
 BAND = 16  # tiles' height of one claim
 _FLOAT = 4  # bytes
 
@@ -49,16 +50,12 @@ def claim(step: Any, line: int) -> int:
 @_compiled
 def embed(op: Any, floats: Any, step: Any, line: int) -> None:
     tokens = carray(int64_at(step[t.TOKEN_IDS]), step[t.TOKENS])
-    scale, width, size = floats[0], op[t.WIDTH_OF], op[t.IN]
+    scale, columns, size = floats[0], max(1, op[t.COLUMNS]), op[t.IN]
     token = claim(step, line)
     while token < tokens.size:
         out = op[t.C] + token * op[t.LDC] * _FLOAT
-        index = tokens[token]
-        if width:
-            source = op[t.WEIGHT] + index // width * op[t.TABLE_PANEL] + index % width * op[t.ELEMENT]
-            call_column(op[t.COLUMN], (source, width, out, size))
-        else:
-            call_column(op[t.COLUMN], (op[t.WEIGHT] + index * size * op[t.ELEMENT], 1, out, size))
+        source = op[t.WEIGHT] + tokens[token] // columns * op[t.ROW_BYTES]
+        call_reader(op[t.READER], (source, tokens[token] % columns, out, size))
         if scale != 1:
             row = carray(float32_at(out), size)
             for i in range(size):
@@ -81,8 +78,29 @@ def _normalize(row: Any, weight: Any, epsilon: Any, out: Any) -> None:
         out[i] = row[i] * scale * weight[i]
 
 
+@njit(nogil=True, fastmath={"contract", "nsz"})
+def _quantize(row: Any, limit: int, filled: int, address: int) -> None:
+    """The record of a row for integer tiles, `filled` numbers long (a multiple of 32), at an address."""
+    groups = filled // _GROUP
+    floats = carray(float32_at(address), 1 + groups)
+    numbers = carray(int16_at(address + (_FLOAT * (1 + groups) + 63) // 64 * 64), filled)
+    top = np.float32(1e-30)
+    for i in range(row.size):
+        top = max(top, abs(row[i]))
+    floats[0] = top / np.float32(limit)
+    scale = np.float32(limit) / top
+    for i in range(row.size):
+        numbers[i] = np.int16(np.floor(row[i] * scale + np.float32(0.5)))
+    numbers[row.size :] = 0
+    for g in range(groups):
+        total = np.int32(0)
+        for i in range(g * _GROUP, (g + 1) * _GROUP):
+            total += np.int32(numbers[i])
+        floats[1 + g] = np.float32(total)
+
+
 @_compiled
-def norm(op: Any, floats: Any, step: Any, line: int) -> None:
+def norm(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
     size = op[t.IN]
     weight = carray(float32_at(op[t.WEIGHT]), size)
     rows = step[t.LOGITS] if op[t.OF_LOGITS] else step[t.TOKENS]
@@ -91,7 +109,15 @@ def norm(op: Any, floats: Any, step: Any, line: int) -> None:
     while r < rows:
         source = index[r] if op[t.OF_LOGITS] else r
         row = carray(float32_at(op[t.A] + source * op[t.LDA] * _FLOAT), size)
-        _normalize(row, weight, floats[0], carray(float32_at(op[t.C] + r * op[t.LDC] * _FLOAT), size))
+        to = op[t.C] + r * op[t.LDC] * _FLOAT
+        if op[t.LIMIT] == 0:
+            _normalize(row, weight, floats[0], carray(float32_at(to), size))
+        elif op[t.WEIGHT]:
+            normed = scratch[:size]
+            _normalize(row, weight, floats[0], normed)
+            _quantize(normed, op[t.LIMIT], op[t.FILLED], to)
+        else:
+            _quantize(row, op[t.LIMIT], op[t.FILLED], to)
         r = claim(step, line)
 
 
@@ -99,7 +125,7 @@ def norm(op: Any, floats: Any, step: Any, line: int) -> None:
 def _tiles(op: Any, first: int, rows: int, panel: int, panels: int, c: int, ldc: int) -> None:
     """`panels` panels from `panel` on, for `rows` rows from `first` on, to the address `c`."""
     tiles = carray(int64_at(op[t.TILES]), (rows + 1, 3))
-    a = op[t.A] + first * op[t.LDA] * _FLOAT
+    a = op[t.A] + first * op[t.LDA]
     init = op[t.INIT] + first * op[t.LDI] * _FLOAT
     width = tiles[0, 0]
     wide, done = tiles[rows, 0], 0
@@ -127,13 +153,13 @@ def linear(op: Any, step: Any, line: int, scratch: Any) -> None:
     width, most = heads[0], heads[1]
     bands = -(-rows // (most * BAND))
     height = -(-rows // bands)
-    groups = -(-op[t.PANELS] // GROUP)
+    groups = -(-op[t.PANELS] // PANELS)
     piece = claim(step, line)
     while piece < bands * groups:
         band, group = piece // groups, piece % groups
         begin, end = band * height, min(rows, (band + 1) * height)
-        panel = group * GROUP
-        panels = min(GROUP, op[t.PANELS] - panel)
+        panel = group * PANELS
+        panels = min(PANELS, op[t.PANELS] - panel)
         blocks = -(-(end - begin) // most)
         for b in range(blocks):
             first = begin + (end - begin) * b // blocks
@@ -143,7 +169,7 @@ def linear(op: Any, step: Any, line: int, scratch: Any) -> None:
                     op, first, count, panel, panels, op[t.C] + (first * op[t.LDC] + panel * width) * _FLOAT, op[t.LDC]
                 )
             else:
-                _tiles(op, first, count, panel, panels, scratch.ctypes.data, GROUP * width)
+                _tiles(op, first, count, panel, panels, scratch.ctypes.data, PANELS * width)
                 _gate(op, first, count, panel, panels, width, scratch)
         piece = claim(step, line)
 
@@ -154,7 +180,7 @@ def _gate(op: Any, first: int, count: int, panel: int, panels: int, width: int, 
         for pair in range(panels // 2):
             at = op[t.C] + ((first + r) * op[t.LDC] + (panel // 2 + pair) * width) * _FLOAT
             out = carray(float32_at(at), width)
-            begin = r * GROUP * width + 2 * pair * width
+            begin = r * PANELS * width + 2 * pair * width
             gates = products[begin : begin + width]
             ups = products[begin + width : begin + 2 * width]
             if op[t.ACTIVATION] == t.SILU:

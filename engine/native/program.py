@@ -13,9 +13,9 @@ from engine.attention.cache import KVCache
 from engine.model.batch import Batch
 from engine.native import tape as t
 from engine.native.attention import MAX_LINES, make_tiles, segment_size
-from engine.native.formats import FORMATS, Packed
+from engine.native.formats import FORMATS, GROUP, Packed
 from engine.native.kernels import kernels
-from engine.native.operations import GROUP
+from engine.native.operations import PANELS
 from engine.native.team import Team
 
 _SPLIT_BELOW = 4  # pieces per thread: with fewer, long contexts are spread over threads
@@ -55,27 +55,48 @@ class Program:
         self._widths.append(-(-width // unit) * unit)
         return Buffer(len(self._widths) - 1, self._widths[-1])
 
+    def activations(self, weight: Packed) -> Buffer:
+        """A new buffer for rows that `weight` is multiplied with, as its tiles want them."""
+        if not weight.format.is_integer:
+            return self.buffer(weight.in_features)
+        header = -(-(1 + weight.inputs // GROUP) // 16) * 16
+        return self.buffer(header + weight.inputs // 2)
+
     def embed(self, table: torch.Tensor | Packed, into: Buffer, scale: float = 1.0) -> None:
         """Rows of `table` [V, n], in the order of the step's tokens."""
+        line: dict[int, int | Buffer] = {t.C: into, t.LDC: into.width}
         if isinstance(table, Packed):
-            format, panels, width = table.format, table.panels, table.width
-            source = {t.WIDTH_OF: width, t.TABLE_PANEL: panels[0].numel() * format.size, t.IN: table.in_features}
+            line |= {
+                t.READER: kernels().reader(table.format, of_panel=True), t.WEIGHT: self._keep(table.panels),
+                t.COLUMNS: table.width, t.ROW_BYTES: table.panel_bytes, t.IN: table.in_features,
+            }  # fmt: skip
         else:
             format = next(f for f in FORMATS.values() if f.dtype is table.dtype)
-            panels, source = table.contiguous(), {t.IN: table.shape[1]}
-        line: dict[int, int | Buffer] = {
-            t.COLUMN: kernels().column(format), t.ELEMENT: format.size, t.WEIGHT: self._keep(panels), t.C: into,
-            t.LDC: into.width, **source,
-        }  # fmt: skip
+            line |= {
+                t.READER: kernels().reader(format, of_panel=False), t.WEIGHT: self._keep(table),
+                t.ROW_BYTES: table.shape[1] * format.size, t.IN: table.shape[1],
+            }  # fmt: skip
         self._add(t.EMBED, line, scale)
 
-    def norm(self, source: Buffer, weight: torch.Tensor, epsilon: float, into: Buffer, of_logits: bool = False) -> None:
-        """RMS norm with `weight` [n] float32."""
+    def norm(
+        self, source: Buffer, scales: torch.Tensor | None, epsilon: float, into: Buffer, weight: Packed,
+        of_logits: bool = False,
+    ) -> None:  # fmt: skip
+        """RMS norm with `scales` [n], or none, into what `weight` is multiplied with."""
+        size = weight.in_features
         line: dict[int, int | Buffer] = {
-            t.A: source, t.LDA: source.width, t.WEIGHT: self._keep(weight.float().contiguous()), t.C: into,
-            t.LDC: into.width, t.IN: weight.numel(), t.OF_LOGITS: int(of_logits),
+            t.A: source, t.LDA: source.width, t.C: into, t.LDC: into.width, t.IN: size, t.OF_LOGITS: int(of_logits),
+            t.WEIGHT: 0 if scales is None else self._keep(scales.float()), t.LIMIT: weight.limit,
+            t.FILLED: weight.inputs,
         }  # fmt: skip
         self._add(t.NORM, line, epsilon)
+
+    def prepared(self, source: Buffer, weight: Packed, into: Buffer | None) -> Buffer:
+        """`source` as `weight` wants it: itself, or its records in `into`."""
+        if into is None or not weight.format.is_integer:
+            return source
+        self.norm(source, None, 0.0, into, weight)
+        return into
 
     def linear(
         self, source: Buffer, weight: Packed, into: Buffer, bias: torch.Tensor | None = None,
@@ -95,14 +116,14 @@ class Program:
     def gated(self, source: Buffer, weight: Packed, into: Buffer, activation: int) -> None:
         """into = act(gate) * up, where `weight` holds panels of gate and up in turn."""
         line = self._product(source, weight, into, False)
-        line |= {t.INIT: self._keep(torch.zeros(GROUP * weight.width)), t.ACTIVATION: activation}
+        line |= {t.INIT: self._keep(torch.zeros(PANELS * weight.width)), t.ACTIVATION: activation}
         self._add(t.GATED, line)
 
     def _product(self, source: Buffer, weight: Packed, into: Buffer, of_logits: bool) -> dict[int, int | Buffer]:
-        self._weights[of_logits] += weight.padded * weight.in_features
+        self._weights[of_logits] += weight.padded * weight.inputs
         return {
-            t.A: source, t.LDA: source.width, t.WEIGHT: self._keep(weight.panels), t.IN: weight.in_features,
-            t.PANEL: weight.panels[0].numel() * weight.format.size, t.PANELS: weight.panels.shape[0], t.C: into,
+            t.A: source, t.LDA: 4 * source.width, t.WEIGHT: self._keep(weight.panels), t.IN: weight.inputs,
+            t.PANEL: weight.panel_bytes, t.PANELS: weight.panels.shape[0], t.C: into,
             t.LDC: into.width, t.TILES: kernels().table[weight.format.name].ctypes.data, t.OF_LOGITS: int(of_logits),
         }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The words of a tape: which operations there are, and where their operands stand.
 
 A tape is an int64 array with one line per operation of a forward pass, read by every thread of a team in the same
-order. It holds addresses, sizes and strides (in elements), and is made once. What changes from step to step stands
-in the step record.
+order. It holds addresses, sizes and strides (in elements, but LDA of products in bytes), and is made once. What
+changes from step to step stands in the step record.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ KIND = 0
 A, LDA, WEIGHT, PANEL, PANELS, IN, INIT, LDI, C, LDC, TILES, OF_LOGITS, ACTIVATION = range(1, 14)
 SILU, GELU_TANH, GELU = range(3)
 
-# EMBED: c[t] = row `token` of a table, times floats[0]. COLUMN: the function that reads a row;
-# WIDTH_OF: outputs of a panel, 0 for a plain table. Shares C, LDC, WEIGHT, IN with LINEAR.
-COLUMN, WIDTH_OF, ELEMENT, TABLE_PANEL = 1, 2, 11, 4
+# EMBED: c[t] = row `token` of a table, times floats[0]. READER: the function that reads it; COLUMNS: outputs of a
+# panel of the table, 0 for plain rows; ROW_BYTES: of a panel or a row. Shares C, LDC, WEIGHT, IN with LINEAR.
+READER, COLUMNS, ROW_BYTES = 1, 2, 4
 
-# NORM: c = a / rms(a) * weight; floats[0]: epsilon. Of the rows whose logits are wanted where OF_LOGITS is 1.
+# NORM: c = a / rms(a) * weight, or a where WEIGHT is 0; floats[0]: epsilon. LIMIT > 0: c is the record of a row for
+# integer tiles, FILLED numbers long. Of the rows whose logits are wanted where OF_LOGITS is 1.
+LIMIT, FILLED = 7, 8
 
 # ROTATE: rotary embedding of queries and keys, in place, and the cache's new entries.
 # QKV: [T, heads + 2 · kv_heads, dim]. COS, SIN: [positions, ROTARY / 2], 0 for none. Q_NORM, K_NORM: [dim] or 0.

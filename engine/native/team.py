@@ -69,7 +69,7 @@ def run_tape(address: int, rounds: int, scratch: Any) -> int:
         if kind == t.LINEAR or kind == t.GATED:
             o.linear(op, step, i, scratch)
         elif kind == t.NORM:
-            o.norm(op, floats, step, i)
+            o.norm(op, floats, step, i, scratch)
         elif kind == t.ROTATE:
             o.rotate(op, floats, step, i)
         elif kind == t.ATTEND:
