@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -115,8 +115,8 @@ class _Run:
         self.timings: list[tuple[Timing, float]] = []  # and when the answer was whole
         self.errors: list[str] = []
 
-    async def stream(self, requests: Sequence[bytes]) -> None:
-        """One client: sends the next request when it has the last one's whole answer."""
+    async def stream(self, requests: Iterator[bytes]) -> None:
+        """One client: takes the next request, which others take from too, when it has the last one's whole answer."""
         connection: StreamConnection | None = None
         for data in requests:
             try:
@@ -138,7 +138,7 @@ class _Run:
 
 
 async def measure(load: Load, concurrency: int, first_seed: int = 0) -> Report:
-    """Runs `concurrency` streams of `requests_per_stream` requests each, all started at once."""
+    """Runs `concurrency` streams, all started at once, until `requests_per_stream` requests for each are answered."""
     count = load.requests_per_stream
     requests = [request_bytes(load, first_seed + i) for i in range(concurrency * count)]
     run = _Run(load)
@@ -146,7 +146,8 @@ async def measure(load: Load, concurrency: int, first_seed: int = 0) -> Report:
     gc.disable()
     try:
         began = perf_counter()
-        await asyncio.gather(*(run.stream(requests[i * count : (i + 1) * count]) for i in range(concurrency)))
+        left = iter(requests)
+        await asyncio.gather(*(run.stream(left) for _ in range(concurrency)))
         seconds = perf_counter() - began
     finally:
         gc.enable()

@@ -45,6 +45,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     threads: int | None = None
+    num_speculative_tokens: int = 5  # 0: no drafts
     model_impl: str = "auto"  # transformers: its modules, even where a faster form is known
 
 

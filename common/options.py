@@ -153,6 +153,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--block-size", _E, whole(1, 256), "tokens a KV-cache block"),
     Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)"),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
+    Option("--num-speculative-tokens", _E, whole(0, 32), "drafted a step from what the context repeats, where it "
+           "pays; the output stays the same; 0 is off"),
     Option("--model-impl", _E, choice("auto", "transformers"), "auto: the fastest form that is known of the model; "
            "transformers: its own modules", metavar="IMPL"),
     Option("--tensor-parallel-size", _E, whole(1, 1), "devices that share one model; only 1 so far"),

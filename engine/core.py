@@ -19,6 +19,7 @@ from common.messages import PROTOCOL_VERSION, Abort, Call, Fatal, Hello, Ready, 
 from common.models import ModelError
 from engine.blocks import BlockPool
 from engine.devices.device import Device, DeviceThread
+from engine.devices.drafts import Drafts
 from engine.devices.torch_device import TorchDevice
 from engine.loop import DropApi, Event, Loop, LoopConfig, Shutdown
 from engine.model.runner import ModelRunner
@@ -78,15 +79,19 @@ def load(config: Config, progress: Progress) -> Loaded:
         runner.warm_up()
     rows = SPARE_ROWS * config.engine.max_num_seqs
     sampler = Sampler(rows, runner.vocab_size, runner.device)
-    device = TorchDevice(runner, sampler, rows, size, max_model_len)
+    drafts = None
+    if config.engine.num_speculative_tokens and runner.executor.invariant:
+        drafts = Drafts(rows, max_model_len, config.engine.num_speculative_tokens, runner.step_costs())
+    device = TorchDevice(runner, sampler, rows, size, max_model_len, drafts)
     tokens = (num_blocks - 1) * size
     log.info(
         "KV cache: %d blocks of %d tokens, %.2f GiB: %d tokens, %.1f sequences of the maximum length %d",
         num_blocks, size, num_blocks * runner.bytes_per_block(size) / 2**30, tokens, tokens / max_model_len,
         max_model_len,
     )  # fmt: skip
-    dtype = runner.weights
-    return Loaded(device, vocabulary, num_blocks, max_model_len, runner.vocab_size, runner.eos_token_ids, dtype)
+    return Loaded(
+        device, vocabulary, num_blocks, max_model_len, runner.vocab_size, runner.eos_token_ids, runner.weights
+    )
 
 
 def _cache_size(config: Config, runner: ModelRunner) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Chunk:
 
     row: int
     token_ids: Ints
-    count: int  # sampling steps of this row in this plan, the chunk's own included; 0: the prefill goes on later
+    count: int  # tokens wanted of this row in this plan, the chunk's own included; 0: the prefill goes on later
     score_ids: Ints | None = None  # with prompt_logprobs: the tokens that follow those fed, to be scored
 
 
@@ -42,14 +42,15 @@ class Chunk:
 class Plan:
     """One prefill step at most, the first, and decode steps after it.
 
-    A row takes part in step j while its count is above j. The loop may set `cut`; the device looks at it between steps
+    A row takes part in a step until it has brought as many tokens as its count; a step brings one, or, where the device
+    drafts, several. The loop may set `cut`; the device looks at it between steps
     and then leaves out the steps that remain, but never a step with chunks.
     """
 
     seq: int
     steps: int
     rows: Ints  # decode rows
-    counts: Ints  # steps of each
+    counts: Ints  # tokens wanted of each
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     blocks: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (row, index in its block table, new blocks)
@@ -63,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step's tokens on the host, in the order of the rows that sampled."""
+    """One step's tokens on the host, in the order of the rows that sampled; a row's tokens follow each other."""
 
     plan: int
     step: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class InFlight:
 
     plan: Plan
     entries: tuple[tuple[Request, int], ...]
+    delivered: dict[Request, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +140,17 @@ class Scheduler:
         return self._launch(decoding, chunks, admissions)
 
     def _plan_decodes(self) -> tuple[list[tuple[Request, int]], bool]:
-        """Steps for each row that decodes, and whether one of them found no block for even one step."""
+        """Tokens for each row that decodes, and whether one of them found no block for even one."""
         most = max(1, self.limits.steps_ahead)
         planned: list[tuple[Request, int]] = []
         short = False
         for request in self.running:
             if request.in_prefill:
                 continue
-            steps = min(most, request.remaining)
-            if steps <= 0:
+            wanted = min(most, request.remaining)
+            if wanted <= 0:
                 continue
-            granted = self._reserve(request, request.planned_total - 1, steps)
+            granted = self._reserve(request, request.planned_total - 1, wanted)
             if granted:
                 planned.append((request, granted))
             else:
@@ -239,7 +240,7 @@ class Scheduler:
     # Blocks and rows
 
     def _reserve(self, request: Request, held: int, steps: int) -> int:
-        """Blocks for `held` cached tokens and up to `steps` more; returns for how many steps they reach."""
+        """Blocks for `held` cached tokens and up to `steps` more; returns for how many of those they reach."""
         size = self.pool.block_size
         missing = self.pool.blocks_for(held + steps) - len(request.blocks)
         if missing > 0:
@@ -283,6 +284,7 @@ class Scheduler:
     def retire(self, result: StepResult) -> list[Committed]:
         """Takes a step's tokens in. What came for a request that had ended is surplus: counted and dropped (rule 2)."""
         committed: list[Committed] = []
+        delivered = self.in_flight[result.plan].delivered
         for index, (row, token_id, ended) in enumerate(zip(result.rows, result.token_ids, result.ended, strict=True)):
             request = self._by_row[row]
             if request is None or request.ended:
@@ -290,6 +292,7 @@ class Scheduler:
                 continue
             request.output.append(token_id)
             request.in_flight -= 1
+            delivered[request] = delivered.get(request, 0) + 1
             finish = Finish.NONE
             if ended:
                 finish = Finish.STOP
@@ -301,18 +304,19 @@ class Scheduler:
         return committed
 
     def complete(self, done: PlanDone) -> list[Request]:
-        """Closes a plan: takes back what its unrun steps had reserved, releases what has ended.
+        """Closes a plan: takes back what it had reserved and not brought, releases what has ended.
 
         Returns the requests that only wanted their prompt scored, and end with this plan.
         """
         scored: list[Request] = []
-        for request, count in self.in_flight.pop(done.plan).entries:
+        flight = self.in_flight.pop(done.plan)
+        for request, count in flight.entries:
             request.plans -= 1
             if request.ended:
                 if not request.plans:
                     self._release(request)
                 continue
-            request.in_flight -= max(0, count - done.steps)
+            request.in_flight -= count - flight.delivered.get(request, 0)
             if not request.plans and not request.in_prefill and request.max_total <= len(request.prompt):
                 self.end(request, Finish.LENGTH)
                 scored.append(request)

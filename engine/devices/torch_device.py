@@ -9,21 +9,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.devices.drafts import Drafts
+from engine.devices.locate import locate
 from engine.model.batch import Batch
 from engine.model.runner import ModelRunner
 from engine.plan import Chunk, Ints, Plan, StepResult
+from engine.sampling.penalties import penalized
 from engine.sampling.rows import RowSet
 from engine.sampling.sampler import Sampled, Sampler, prompt_logprobs
+
+Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 _EMPTY = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
 class _Work:
-    """One step: `rows` feed their last token each, then come the chunks; `sampled` rows draw, decode rows first."""
+    """One step: `rows` feed their last token and a draft each, then come the chunks; `sampled` rows draw, decode rows
+    first, once for each token that they feed."""
 
     rows: Ints
     chunks: tuple[Chunk, ...]
+    drafted: Ints  # tokens of each row's draft
+    drafts: Ints  # their tokens, row after row
+    drawing: Ints  # rows that draw: `rows`, and those whose chunk ends their prefill
     sampled: Ints
 
 
@@ -34,17 +43,22 @@ class TorchDevice:
     The token that a row draws is fed to it in the next step; rows that ended take no further part.
     """
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler, rows: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, sampler: Sampler, rows: int, block_size: int, max_model_len: int,
+        drafts: Drafts | None = None,
+    ) -> None:  # fmt: skip
         self._runner = runner
         self._sampler = sampler
         self._block_size = block_size
+        self._drafts = drafts
         self._lengths = np.zeros(rows, np.int64)  # tokens in the cache
         self._last = np.zeros(rows, np.int64)  # the token drawn last, not fed yet
+        self._left = np.zeros(rows, np.int32)  # tokens that the plan still wants of the row
         self._alive = np.zeros(rows, np.bool_)
+        self._drafting = np.zeros(rows, np.bool_)
         self._tables = np.zeros((rows, -(-max_model_len // block_size)), np.int32)
         self._row_sets: dict[bytes, RowSet] = {}
-        self._rows = _EMPTY  # of the current plan: every row that samples in it, and for how many steps
-        self._counts = _EMPTY
+        self._rows = _EMPTY  # of the current plan: every row that samples in it
 
     def begin(self, plan: Plan) -> None:
         """Takes in admissions and block-table updates."""
@@ -53,55 +67,78 @@ class TorchDevice:
             self._lengths[row], self._alive[row] = 0, True
             self._sampler.admit(row, admission.params, admission.end_token_ids, admission.prompt, admission.output)
             self._row_sets.clear()
+            if self._drafts is not None:
+                self._drafts.admit(row, admission.prompt, admission.output)
+                self._drafting[row] = admission.params.logprobs is None and not penalized(admission.params)
         for row, index, blocks in plan.blocks:
             self._tables[row, index : index + len(blocks)] = blocks
-        self._rows, self._counts = plan.rows, plan.counts
-        joining = [(chunk.row, chunk.count) for chunk in plan.chunks if chunk.count]
-        if joining:
-            rows, counts = np.asarray(joining, np.int32).T
-            self._rows = np.concatenate([plan.rows, rows])
-            self._counts = np.concatenate([plan.counts, counts])
+        joining = [chunk for chunk in plan.chunks if chunk.count]
+        self._rows = np.concatenate([plan.rows, np.asarray([chunk.row for chunk in joining], np.int32)])
+        self._left[plan.rows] = plan.counts
+        for chunk in joining:
+            self._left[chunk.row] = chunk.count
 
     def step(self, plan: Plan, index: int) -> StepResult | None:
-        """One forward pass and one draw."""
+        """One forward pass and one draw for each token that is fed to a decoding row."""
         began = time.monotonic_ns()
         work = self._work(plan, index)
         if not len(work.rows) and not work.chunks:
             return None
         with torch.inference_mode():
-            batch, scored = self._batch(work)
+            batch, positions, scored = self._batch(work)
             logits = self._runner.forward(batch)
-            self._lengths[work.rows] += 1
             for chunk in work.chunks:
                 self._lengths[chunk.row] += len(chunk.token_ids)
             count = len(work.sampled)
             scores = {chunk.row: self._score(logits, chunk, place) for chunk, place in scored}
             if not count:
                 return StepResult(plan.seq, index, [], [], [], began, time.monotonic_ns(), {}, scores)
-            positions = torch.from_numpy(self._lengths[work.sampled])
-            sampled = self._sampler.sample(logits[:count], self._row_set(work.sampled), positions)
+            sampled = self._sampler.sample(logits[:count], self._row_set(work.sampled), torch.from_numpy(positions))
         tokens, ended = sampled.tokens.numpy(), sampled.ended.numpy()
-        self._last[work.sampled] = tokens
-        self._alive[work.sampled[ended]] = False
+        rows, places = work.sampled, _by_place(sampled)
+        if self._drafts is None:
+            self._last[rows], self._alive[rows[ended]] = tokens, False
+            self._lengths[work.rows] += 1
+            self._left[rows] -= 1
+        else:
+            kept = self._keep(self._drafts, work, tokens, ended)
+            places = {int(kept[:place].sum()): entry for place, entry in places.items()}
+            rows, tokens, ended = rows[kept], tokens[kept], ended[kept]
         return StepResult(
-            plan.seq,
-            index,
-            work.sampled.tolist(),
-            tokens.tolist(),
-            ended.tolist(),
-            began,
-            time.monotonic_ns(),
-            _by_place(sampled),
-            scores,
+            plan.seq, index, rows.tolist(), tokens.tolist(), ended.tolist(), began, time.monotonic_ns(), places, scores
         )
 
+    def _keep(
+        self, drafts: Drafts, work: _Work, tokens: np.ndarray[Any, Any], ended: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Takes the drawn tokens in as far as the drafts hold. Returns which of them count."""
+        drawing = work.drawing
+        drafted = np.concatenate([work.drafted, np.zeros(len(drawing) - len(work.rows), np.int32)])
+        counts = drafts.take(drawing, drafted, work.drafts, tokens, ended)
+        firsts = np.cumsum(drafted + 1) - drafted - 1
+        lasts = firsts + counts - 1
+        self._last[drawing], self._alive[drawing] = tokens[lasts], ~ended[lasts]
+        self._lengths[work.rows] += counts[: len(work.rows)]
+        self._left[drawing] -= counts
+        kept: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(len(tokens)) <= np.repeat(lasts, drafted + 1)
+        return kept
+
     def _work(self, plan: Plan, index: int) -> _Work:
-        if index or not plan.chunks:
-            rows = self._rows[(self._counts > index) & self._alive[self._rows]]
-            return _Work(rows, (), rows)
-        rows = plan.rows[self._alive[plan.rows]]
+        first = not index and bool(plan.chunks)
+        rows = plan.rows if first else self._rows
+        rows = rows[(self._left[rows] > 0) & self._alive[rows]]
+        if not first:
+            drafted, drafts = self._propose(rows)
+            sampled = np.repeat(rows, drafted + 1) if len(drafts) else rows
+            return _Work(rows, (), drafted, drafts, rows, sampled)
         joining = np.asarray([chunk.row for chunk in plan.chunks if chunk.count], np.int32)
-        return _Work(rows, plan.chunks, np.concatenate([rows, joining]))
+        sampled = np.concatenate([rows, joining])
+        return _Work(rows, plan.chunks, np.zeros(len(rows), np.int32), _EMPTY, sampled, sampled)
+
+    def _propose(self, rows: Ints) -> tuple[Ints, Ints]:
+        if self._drafts is None or not len(rows):
+            return np.zeros(len(rows), np.int32), _EMPTY
+        return self._drafts.propose(rows, (self._left[rows] - 1) * self._drafting[rows])
 
     def _row_set(self, rows: Ints) -> RowSet:
         key = rows.tobytes()
@@ -112,55 +149,46 @@ class TorchDevice:
             found = self._row_sets[key] = self._sampler.row_set(rows)
         return found
 
-    def _batch(self, work: _Work) -> tuple[Batch, list[tuple[Chunk, int]]]:
-        """The forward pass's input, and for each scored chunk the place of its first logits."""
-        rows, size = work.rows, self._block_size
-        positions = self._lengths[rows]
-        tokens = self._last[rows]
-        owners = rows
-        sizes = np.ones(len(rows), np.int64)
+    def _batch(self, work: _Work) -> tuple[Batch, Positions, list[tuple[Chunk, int]]]:
+        """The forward pass's input, the position of each token that is drawn, and for each scored chunk the place of
+        its first logits."""
+        sequences, sizes = work.rows, work.drafted.astype(np.int64) + 1
+        tokens = self._last[work.rows]
+        if len(work.drafts):
+            tokens = np.insert(tokens, np.repeat(np.arange(1, len(tokens) + 1), work.drafted), work.drafts)
         if work.chunks:
-            sequences = np.concatenate([rows, np.asarray([chunk.row for chunk in work.chunks], np.int32)])
+            sequences = np.concatenate([sequences, np.asarray([chunk.row for chunk in work.chunks], np.int32)])
             sizes = np.concatenate([sizes, [len(chunk.token_ids) for chunk in work.chunks]])
             tokens = np.concatenate([tokens, *(chunk.token_ids for chunk in work.chunks)])
-            starts = [self._lengths[chunk.row] for chunk in work.chunks]
-            spans = [
-                np.arange(start, start + len(chunk.token_ids)) for start, chunk in zip(starts, work.chunks, strict=True)
-            ]
-            positions = np.concatenate([positions, *spans])
-            owners = np.repeat(sequences, sizes)
-        else:
-            sequences = rows
-        slots = self._tables[owners, positions // size].astype(np.int64) * size + positions % size
-        query_starts = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum(sizes, out=query_starts[1:])
-        contexts = (self._lengths[sequences] + sizes).astype(np.int32)
-        longest = int(contexts.max())
-        logits_index, scored = self._logits_index(work, query_starts)
-        return (
-            Batch(
-                token_ids=torch.from_numpy(tokens),
-                positions=torch.from_numpy(positions),
-                slots=torch.from_numpy(slots),
-                query_starts=torch.from_numpy(query_starts),
-                context_lens=torch.from_numpy(contexts),
-                block_tables=torch.from_numpy(np.ascontiguousarray(self._tables[sequences, : -(-longest // size)])),
-                logits_index=torch.from_numpy(logits_index),
-                max_query=int(sizes.max()),
-                max_context=longest,
-            ),
-            scored,
+        size = self._block_size
+        positions, slots = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64)
+        starts, contexts = np.empty(len(sequences) + 1, np.int32), np.empty(len(sequences), np.int32)
+        longest = locate(sequences, sizes, self._lengths, self._tables, size, positions, slots, starts, contexts)
+        wanted, scored = self._logits_index(work, starts)
+        batch = Batch(
+            token_ids=torch.from_numpy(tokens),
+            positions=torch.from_numpy(positions),
+            slots=torch.from_numpy(slots),
+            query_starts=torch.from_numpy(starts),
+            context_lens=torch.from_numpy(contexts),
+            block_tables=torch.from_numpy(np.ascontiguousarray(self._tables[sequences, : -(-longest // size)])),
+            logits_index=torch.from_numpy(wanted),
+            max_query=int(sizes.max()),
+            max_context=longest,
         )
+        return batch, positions[wanted[: len(work.sampled)]] + 1, scored
 
     @staticmethod
-    def _logits_index(work: _Work, starts: Ints) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[tuple[Chunk, int]]]:
-        """The last token of every row that draws; after those, the tokens of scored chunks."""
+    def _logits_index(work: _Work, starts: Ints) -> tuple[Positions, list[tuple[Chunk, int]]]:
+        """The tokens of the rows that decode and the last ones of the chunks that draw; then those of scored chunks."""
         decode = len(work.rows)
-        index = [np.arange(decode, dtype=np.int64)]
+        if not work.chunks:
+            return np.arange(starts[decode], dtype=np.int64), []
+        index = [np.arange(starts[decode], dtype=np.int64)]
         lasts = [starts[decode + i + 1] - 1 for i, chunk in enumerate(work.chunks) if chunk.count]
         index.append(np.asarray(lasts, np.int64))
         scored: list[tuple[Chunk, int]] = []
-        place = decode + len(lasts)
+        place = int(starts[decode]) + len(lasts)
         for i, chunk in enumerate(work.chunks):
             if chunk.score_ids is not None and len(chunk.score_ids):
                 first = int(starts[decode + i])

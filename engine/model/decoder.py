@@ -27,6 +27,8 @@ _ACTIVATIONS = {"silu": t.SILU, "swish": t.SILU, "gelu_pytorch_tanh": t.GELU_TAN
 class Decoder:
     """A model as a tape. Owner: the device thread."""
 
+    invariant = True
+
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
         """Whether the model's layers are what a tape is made for."""

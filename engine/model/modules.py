@@ -17,6 +17,8 @@ SMALL_STEP = 300_000_000  # multiplications; about 5 ms of one core
 class Modules:
     """Runs a transformers model on flattened batches. Owner: the device thread."""
 
+    invariant = False  # torch picks its kernels by shape
+
     def __init__(self, model: PreTrainedModel, backend: Backend) -> None:
         self.model = model
         self.backend = backend

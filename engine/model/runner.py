@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
@@ -34,11 +38,14 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 
 # (rows, tokens of each): a lone stream, small and large batches, a prefill chunk.
+_COSTS = (1, 2, 3, 4, 6, 8, 16)  # tokens of the steps that are measured
 _WARM_UP = ((1, 1), (2, 1), (16, 1), (64, 1), (1, 64))
 
 
 class Executor(Protocol):
     """What computes a step."""
+
+    invariant: bool  # a token's logits are the same bits whatever else is in the batch, and by prefill or by decode
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Writes the batch's keys and values into `cache`. Returns the logits of `batch.logits_index`, [n, V]
@@ -126,6 +133,18 @@ class ModelRunner:
             chunks = [[0] * min(tokens, block_size)] * rows
             wanted = range(0, rows * len(chunks[0]), len(chunks[0]))
             self.forward(make_batch(chunks, [0] * rows, [[0]] * rows, block_size, self.device, wanted))
+
+    def step_costs(self) -> npt.NDArray[np.float64]:
+        """Seconds of a step of n tokens, n from 0 to 16: measured at some, in between in proportion."""
+        if self._cache is None:
+            raise RuntimeError("step_costs before allocate")
+        size = self._cache.block_size
+        seconds = []
+        for tokens in _COSTS:
+            table = [0] * (-(-tokens // size))
+            batch = make_batch([[0] * tokens], [0], [table], size, self.device)
+            seconds.append(min(timeit.repeat(partial(self.forward, batch), number=1, repeat=3)))
+        return np.interp(np.arange(_COSTS[-1] + 1), _COSTS, np.maximum.accumulate(seconds))
 
 
 def make_executor(
