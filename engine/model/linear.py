@@ -17,8 +17,6 @@ import torch.nn.functional as F  # noqa: N812  # the field's own name for it
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.model.loader import DTYPES
-
 log = logging.getLogger(__name__)
 
 ROWS = (1, 16, 64)  # rows of the batches that are measured: a lone stream, a small and a large batch
@@ -122,19 +120,6 @@ def pack_linears(model: nn.Module, candidates: Sequence[type[Kernel]], budget: f
     names = {shape: kernel.name for shape, kernel in chosen.items()}
     log.info("linear layers: %s", ", ".join(f"{out}x{in_} {name}" for (out, in_), name in names.items()))
     return names
-
-
-def round_weights(model: nn.Module, name: str) -> None:
-    """Rounds the matrices of a float32 model, in place, to what the format `name` can hold.
-
-    What is compared with the model afterwards then differs by the order of its sums alone.
-    """
-    dtype = DTYPES[name]
-    if dtype is torch.float32:
-        return
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            parameter.data = parameter.data.to(dtype).float()
 
 
 def fastest(candidates: Sequence[type[Kernel]], weight: torch.Tensor, bias: torch.Tensor | None) -> type[Kernel]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from engine.native.intrinsics import (
     sem_post,
     sem_wait,
 )
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SCRATCH = 1 << 18  # floats of each thread
 
@@ -105,7 +108,7 @@ def _lead(control: int, semaphores: int, helpers: int, rounds: int, scratch: Any
 
 
 class Team:
-    """`threads` threads, the caller included. Owner: the device thread."""
+    """`threads` threads, the caller included. Owner: the device thread. Its helpers end with it."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -113,35 +116,39 @@ class Team:
         self._semaphores = self._control[_SIZE:].ctypes.data
         self._barrier = np.zeros(1, np.int64)
         self._rounds = 0
-        self._scratch = [np.zeros(SCRATCH, np.float32) for _ in range(threads)]
+        self._scratch = np.zeros(SCRATCH, np.float32)
         libc = ctypes.CDLL(None)
-        self._helpers: list[threading.Thread] = []
+        helpers = []
         for i in range(threads - 1):
             semaphore = self._semaphores + 8 * _SEMAPHORE * i
             if libc.sem_init(ctypes.c_void_p(semaphore), 0, 0) != 0:
                 raise OSError("sem_init failed")
-            arguments = (self._control.ctypes.data, semaphore, self._scratch[i + 1])
-            self._helpers.append(threading.Thread(target=_help, args=arguments, name=f"device-{i + 1}", daemon=True))
-            self._helpers[-1].start()
+            # The thread holds the arrays, whose memory it uses, but not the team.
+            arguments = (self._control, semaphore, np.zeros(SCRATCH, np.float32))
+            helpers.append(threading.Thread(target=_serve, args=arguments, name=f"device-{i + 1}", daemon=True))
+            helpers[-1].start()
+        self.close = weakref.finalize(self, _end, self._control, helpers)
 
     def run(self, step: np.ndarray[Any, np.dtype[np.int64]], alone: bool) -> None:
         """Runs the tape of a step record, on the caller's thread only where `alone`. Not reentrant."""
         step[t.BARRIER] = self._barrier.ctypes.data
         if alone or self.threads == 1:
             step[t.THREADS] = 1
-            run_tape(step.ctypes.data, 0, self._scratch[0])
+            run_tape(step.ctypes.data, 0, self._scratch)
             return
         step[t.THREADS] = self.threads
         self._control[_STEP] = step.ctypes.data
-        self._rounds = _lead(
-            self._control.ctypes.data, self._semaphores, self.threads - 1, self._rounds, self._scratch[0]
-        )
+        self._rounds = _lead(self._control.ctypes.data, self._semaphores, self.threads - 1, self._rounds, self._scratch)
 
-    def close(self) -> None:
-        """Ends the helpers. Waits for them."""
-        self._control[_STEP] = 0
-        libc = ctypes.CDLL(None)
-        for i, helper in enumerate(self._helpers):
-            libc.sem_post(ctypes.c_void_p(self._semaphores + 8 * _SEMAPHORE * i))
-            helper.join()
-        self._helpers.clear()
+
+def _serve(control: Ints, semaphore: int, scratch: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    _help(control.ctypes.data, semaphore, scratch)
+
+
+def _end(control: Ints, helpers: list[threading.Thread]) -> None:
+    """Ends the helpers, and waits for them. Called by `Team.close`, or when the team is no more."""
+    libc = ctypes.CDLL(None)
+    control[_STEP] = 0
+    for i, helper in enumerate(helpers):
+        libc.sem_post(ctypes.c_void_p(control[_SIZE:].ctypes.data + 8 * _SEMAPHORE * i))
+        helper.join()

@@ -150,7 +150,8 @@ def test_a_model_that_differs_in_a_batch_is_refused(fault: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
 def test_low_precision_is_no_reason_to_refuse(family: str, dtype: str, zoo_folder: Zoo) -> None:
-    assert load_runner(zoo_folder(family), dtype=dtype).dtype is getattr(torch, dtype)
+    for impl in ("auto", "transformers"):
+        assert load_runner(zoo_folder(family), dtype=dtype, impl=impl).weights == dtype
 
 
 def test_two_chunked_prompts_longer_than_the_window_match_eager_logits(zoo_folder: Zoo) -> None:

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from common.config import ModelConfig
 from common.models import ModelError
 from engine.attention.interface import NAME
 from engine.model import loader
-from engine.model.loader import load_config, load_model, resolve_dtype, weight_bytes
+from engine.model.loader import load_config, load_model, resolve_weights, weight_bytes
 
 Zoo = Callable[[str], Path]
 CPU = torch.device("cpu")
@@ -103,10 +104,11 @@ def test_weights_are_counted_in_the_dtype_they_are_loaded_in(folder: Path) -> No
     assert weight_bytes(folder, torch.bfloat16) == 2 * numbers
 
 
-def test_auto_dtype_is_exact_on_a_cpu_and_the_checkpoints_own_elsewhere() -> None:
-    config = AutoConfig.for_model("llama", dtype="bfloat16")
-    assert resolve_dtype("auto", config, CPU) is torch.float32
-    assert resolve_dtype("auto", config, torch.device("cuda")) is torch.bfloat16
-    assert resolve_dtype("float16", config, CPU) is torch.float16
+def test_auto_stores_weights_in_sixteen_bits_that_lose_the_least() -> None:
+    half, whole = AutoConfig.for_model("llama", dtype="bfloat16"), AutoConfig.for_model("llama", dtype="float32")
+    assert resolve_weights(ModelConfig(), half) == "bfloat16"
+    assert resolve_weights(ModelConfig(), whole) == "float16"
+    assert resolve_weights(ModelConfig(dtype="float32"), half) == "float32"
+    assert resolve_weights(ModelConfig(dtype="float32", quantization="int8"), half) == "int8"
     with pytest.raises(ModelError, match="--dtype is 'half', but must be one of auto, float32"):
-        resolve_dtype("half", config, CPU)
+        resolve_weights(ModelConfig(dtype="half"), half)

@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from common.models import ModelError
 from engine.attention.interface import Backend
 from engine.attention.reference import ReferenceBackend
 from engine.model.batch import Batch
+from engine.model.decoder import Decoder
+from engine.model.gate import Inspection
+from engine.model.modules import Modules
 from engine.model.runner import ModelRunner
 from tests.engine.model.driver import Driver, Greedy, Sequence, decidable_greedy, load_runner
 from tests.models import WINDOW, ZOO, ZOO_VOCABULARY
 
 NEW_TOKENS = 24
 LENGTHS = (2 * WINDOW + 21, WINDOW + 17, 7)  # longer than the window, across it while decoding, and short
+
+TAPED = ("llama", "mistral", "qwen2", "qwen3")
 
 Zoo = Callable[[str], Path]
 
@@ -46,17 +52,32 @@ def same_tokens(sequences: list[Sequence], folder: Path) -> bool:
     return [s.output for s in sequences] == [tokens for tokens, _ in expected(folder)[1]]
 
 
+def assert_parity(runner: ModelRunner, folder: Path) -> None:
+    """Each prompt alone, and all in one mixture of chunks."""
+    driver = Driver(runner)
+    alone = [driver.run([prompt], NEW_TOKENS, driver.whole)[0] for prompt in expected(folder)[0]]
+    assert_same(alone, folder)
+    assert_same(Driver(runner).run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
+
+
 @pytest.mark.parametrize("family", ZOO)
 def test_each_family_gives_the_tokens_of_generate(family: str, zoo_folder: Zoo) -> None:
     folder = zoo_folder(family)
-    runner = load_runner(folder)
-    fast = runner.backend
-    for backend in (fast, ReferenceBackend()):
-        runner.backend = backend
-        driver = Driver(runner)
-        alone = [driver.run([prompt], NEW_TOKENS, driver.whole)[0] for prompt in expected(folder)[0]]
-        assert_same(alone, folder)
-        assert_same(Driver(runner).run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
+    runner = load_runner(folder, impl="transformers")
+    modules = runner.executor
+    assert isinstance(modules, Modules)
+    for backend in (modules.backend, ReferenceBackend()):
+        modules.backend = backend
+        assert_parity(runner, folder)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("family", TAPED)
+def test_each_family_with_a_tape_gives_the_tokens_of_generate(family: str, threads: int, zoo_folder: Zoo) -> None:
+    folder = zoo_folder(family)
+    runner = load_runner(folder, threads=threads)
+    assert isinstance(runner.executor, Decoder)
+    assert_parity(runner, folder)
 
 
 def test_the_real_model_gives_the_tokens_of_generate(smollm2_folder: Path) -> None:
@@ -105,10 +126,41 @@ SABOTAGE: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
 def test_sabotaged_attention_is_seen_in_the_tokens(what: str, zoo_folder: Zoo) -> None:
     family, change = SABOTAGE[what]
     folder = zoo_folder(family)
-    runner = load_runner(folder)
-    runner.backend = Sabotage(runner.backend, change)
+    runner = load_runner(folder, impl="transformers")
+    modules = runner.executor
+    assert isinstance(modules, Modules)
+    modules.backend = Sabotage(modules.backend, change)
     driver = Driver(runner)
     assert not same_tokens(driver.run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
+
+
+TAPE_SABOTAGE: dict[str, tuple[str, Callable[[Inspection], Inspection]]] = {
+    "window ignored": ("mistral", lambda i: replace(i, calls=tuple(replace(c, window=0) for c in i.calls))),
+    "window one too long": (
+        "mistral",
+        lambda i: replace(i, calls=tuple(replace(c, window=c.window + 1) for c in i.calls)),
+    ),
+    "scaling halved": (
+        "llama",
+        lambda i: replace(i, calls=tuple(replace(c, scaling=c.scaling / 2) for c in i.calls)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAPE_SABOTAGE)
+def test_a_sabotaged_tape_is_refused_by_the_gate(what: str, zoo_folder: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, change = TAPE_SABOTAGE[what]
+    made = Decoder.__init__
+
+    def sabotaged(self: Decoder, model: Any, inspection: Inspection, *rest: Any) -> None:
+        made(self, model, change(inspection), *rest)
+
+    monkeypatch.setattr(Decoder, "__init__", sabotaged)
+    monkeypatch.setattr("engine.model.gate.SEQUENCES", (2 * WINDOW + 21, 18))
+    monkeypatch.setattr("engine.model.gate.FIRST_CHUNKS", (WINDOW + 9, 17))
+    monkeypatch.setattr("engine.model.gate._PROBE_BLOCKS", 12)
+    with pytest.raises(ModelError, match="in a batch and alone differ"):
+        load_runner(zoo_folder(family))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox"])
