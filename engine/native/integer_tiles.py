@@ -194,8 +194,30 @@ def group_bytes(columns: int) -> int:
 
 def column(machine: Machine, format: Format) -> str:
     """Reads a column, number by number: embeddings that share the head's weight."""
-    columns = width(machine)
-    int8 = [
+    read = _int8_number(width(machine)) if format.name == "int8" else _int4_number(width(machine))
+    return "\n".join(
+        [
+            f"define void @column_{format.name}(ptr %b, i64 %j, ptr %out, i64 %n) {{",
+            "entry:",
+            "br label %loop",
+            "loop:",
+            "%i = phi i64 [0, %entry], [%next, %loop]",
+            *read,
+            "%o = getelementptr float, ptr %out, i64 %i",
+            "store float %f, ptr %o",
+            "%next = add i64 %i, 1",
+            "%done = icmp eq i64 %next, %n",
+            "br i1 %done, label %exit, label %loop",
+            "exit:",
+            "ret void",
+            "}",
+        ]
+    )
+
+
+def _int8_number(columns: int) -> list[str]:
+    """%f: input %i of column %j of the panel %b."""
+    return [
         "%pair = udiv i64 %i, 2",
         "%odd = urem i64 %i, 2",
         f"%l0 = mul i64 %pair, {2 * columns}",
@@ -210,7 +232,11 @@ def column(machine: Machine, format: Format) -> str:
         "%s = load float, ptr %sp",
         "%f = fmul float %x, %s",
     ]
-    int4 = [
+
+
+def _int4_number(columns: int) -> list[str]:
+    """%f: input %i of column %j of the panel %b."""
+    return [
         f"%g = udiv i64 %i, {GROUP}",
         f"%in = urem i64 %i, {GROUP}",
         f"%start = mul i64 %g, {group_bytes(columns)}",
@@ -236,21 +262,3 @@ def column(machine: Machine, format: Format) -> str:
         "%dq = fmul float %x, %d",
         "%f = fadd float %dq, %m",
     ]
-    return "\n".join(
-        [
-            f"define void @column_{format.name}(ptr %b, i64 %j, ptr %out, i64 %n) {{",
-            "entry:",
-            "br label %loop",
-            "loop:",
-            "%i = phi i64 [0, %entry], [%next, %loop]",
-            *(int8 if format.name == "int8" else int4),
-            "%o = getelementptr float, ptr %out, i64 %i",
-            "store float %f, ptr %o",
-            "%next = add i64 %i, 1",
-            "%done = icmp eq i64 %next, %n",
-            "br i1 %done, label %exit, label %loop",
-            "exit:",
-            "ret void",
-            "}",
-        ]
-    )
