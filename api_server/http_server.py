@@ -9,6 +9,8 @@ from collections.abc import Generator
 import uvicorn
 from fastapi import FastAPI
 
+from api_server.http_protocol import HttpProtocol
+
 KEEP_ALIVE_S = 60
 
 
@@ -27,7 +29,7 @@ def http_server(app: FastAPI) -> HttpServer:
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

@@ -46,12 +46,11 @@ _STEP, _ROUND, _SIZE = 0, 1, 2  # of the control block; then come the semaphores
 
 
 @njit(nogil=True)
-def _meet(step: Any, reached: int) -> None:
-    """Waits until all threads have done `reached` operations since the team began."""
-    target = reached * step[t.THREADS]
-    fetch_add(step[t.BARRIER], 1)  # type: ignore[call-arg]  # numba hands the context over
+def _meet(barrier: int, target: int) -> None:
+    """Waits until `target` arrivals have been counted. The step record may be gone when the last one leaves."""
+    fetch_add(barrier, 1)  # type: ignore[call-arg]  # numba hands the context over
     spins = 0
-    while load_acquire(step[t.BARRIER]) < target:
+    while load_acquire(barrier) < target:
         spins += 1
         if spins < _SPINS:
             pause()
@@ -66,7 +65,8 @@ def run_tape(address: int, rounds: int, scratch: Any) -> int:
     step = carray(int64_at(address), t.STEP_WIDTH)
     lines = carray(int64_at(step[t.LINES]), (step[t.COUNT], t.WIDTH))
     constants = carray(float32_at(step[t.CONSTANTS]), (step[t.COUNT], t.FLOATS))
-    for i in range(step[t.COUNT]):
+    barrier, threads, count = step[t.BARRIER], step[t.THREADS], step[t.COUNT]
+    for i in range(count):
         op, floats = lines[i], constants[i]
         kind = op[t.KIND]
         if kind == t.LINEAR or kind == t.GATED:
@@ -81,9 +81,9 @@ def run_tape(address: int, rounds: int, scratch: Any) -> int:
             o.combine(op, step, i)
         elif kind == t.EMBED:
             o.embed(op, floats, step, i)
-        if step[t.THREADS] > 1:
+        if threads > 1:
             rounds += 1
-            _meet(step, rounds)
+            _meet(barrier, rounds * threads)
     return rounds
 
 
@@ -124,7 +124,7 @@ class Team:
             if libc.sem_init(ctypes.c_void_p(semaphore), 0, 0) != 0:
                 raise OSError("sem_init failed")
             # The thread holds the arrays, whose memory it uses, but not the team.
-            arguments = (self._control, semaphore, np.zeros(SCRATCH, np.float32))
+            arguments = (self._control, self._barrier, semaphore, np.zeros(SCRATCH, np.float32))
             helpers.append(threading.Thread(target=_serve, args=arguments, name=f"device-{i + 1}", daemon=True))
             helpers[-1].start()
         self.close = weakref.finalize(self, _end, self._control, helpers)
@@ -141,7 +141,7 @@ class Team:
         self._rounds = _lead(self._control.ctypes.data, self._semaphores, self.threads - 1, self._rounds, self._scratch)
 
 
-def _serve(control: Ints, semaphore: int, scratch: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+def _serve(control: Ints, barrier: Ints, semaphore: int, scratch: np.ndarray[Any, np.dtype[np.float32]]) -> None:
     _help(control.ctypes.data, semaphore, scratch)
 
 

@@ -258,3 +258,38 @@ def test_other_requests_are_served_while_a_huge_prompt_is_tokenized(tiny_server:
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/ping"])
 def test_health_answers_head_too(tiny_server: Server, path: str) -> None:
     assert tiny_server.client.head(path).status_code == 200
+
+
+def raw(server: Server, data: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer to bytes on a connection of their own, up to its end."""
+    with socket.create_connection((server.client.base_url.host, server.client.base_url.port or 80), timeout=20) as s:
+        s.sendall(data)
+        answer = b""
+        while more := s.recv(65536):
+            answer += more
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_a_client_that_offers_http_2_is_served_with_its_body(tiny_server: Server) -> None:
+    """What Java's client sends by default."""
+    body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
+    head, answer = raw(
+        tiny_server,
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings, close\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body),
+    )
+    assert head.startswith(b"HTTP/1.1 200")
+    assert json.loads(answer)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "data", [b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /generate HTTP/1.1\r\ncontent-length: -1\r\n\r\n"]
+)
+def test_what_is_not_http_is_answered_in_the_shape_of_all_errors(tiny_server: Server, data: bytes) -> None:
+    head, body = raw(tiny_server, data)
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"x-request-id: " in head
+    assert json.loads(body)["error"].keys() >= {"message", "type", "param", "code"}
+    still_serves(tiny_server)
