@@ -16,11 +16,14 @@ from engine.plan import Ints, Plan, StepResult
 
 
 class FakeDevice:
-    """Owner: the device thread. `drops_dead=False` computes on for rows that ended, as an accelerator does."""
+    """Owner: the device thread. `drops_dead=False` computes on for rows that ended, as an accelerator does; with a
+    `burst` above 1 a step brings a row up to that many tokens, as drafts do."""
 
     def __init__(
-        self, rows: int, num_blocks: int, block_size: int, vocab_size: int, *, drops_dead: bool = True
+        self, rows: int, num_blocks: int, block_size: int, vocab_size: int, *, drops_dead: bool = True, burst: int = 1
     ) -> None:
+        self._burst = burst
+        self._left = [0] * rows  # tokens that the plan still wants of a row
         self._memory = np.full((num_blocks, block_size), -1, np.int32)
         self._tables: list[list[int]] = [[] for _ in range(rows)]
         self._lengths = [0] * rows
@@ -38,30 +41,39 @@ class FakeDevice:
             self._ends[row], self._seeds[row] = frozenset(admission.end_token_ids), admission.params.seed
         for row, index, blocks in plan.blocks:
             self._tables[row][index:] = blocks
+        wanted = [*zip(plan.rows.tolist(), plan.counts.tolist(), strict=True)]
+        for row, count in [*wanted, *((chunk.row, chunk.count) for chunk in plan.chunks)]:
+            self._left[row] = count
 
     def step(self, plan: Plan, index: int) -> StepResult | None:
         began = time.monotonic_ns()
-        rows = [int(row) for row in plan.rows[plan.counts > index]]
-        for chunk in plan.chunks:
-            if index == 0:
+        fresh = set()
+        if index == 0:
+            for chunk in plan.chunks:
                 self._feed(chunk.row, chunk.token_ids)
-            if chunk.count > index:
-                rows.append(chunk.row)
-        fresh = {chunk.row for chunk in plan.chunks} if index == 0 else set()
-        if self._drops_dead:
-            rows = [row for row in rows if self._alive[row]]
-            if not rows and not fresh:
-                return None
-        for row in rows:
-            if row not in fresh:
+                fresh.add(chunk.row)
+        named = [*plan.rows.tolist(), *(chunk.row for chunk in plan.chunks)]
+        rows = [row for row in named if self._left[row] > 0 and (self._alive[row] or not self._drops_dead)]
+        if not rows and not fresh:
+            return None
+        drawn = [(row, *draw) for row in rows for draw in self._draw(row, row in fresh)]
+        return StepResult(
+            plan.seq, index, [row for row, _, _ in drawn], [token for _, token, _ in drawn],
+            [ended for _, _, ended in drawn], began, time.monotonic_ns(),
+        )  # fmt: skip
+
+    def _draw(self, row: int, is_fed: bool) -> list[tuple[int, bool]]:
+        """A row's tokens of one step, and whether each of them ended it."""
+        drawn: list[tuple[int, bool]] = []
+        most = min(self._left[row], 1 + (self._last[row] + self._lengths[row]) % self._burst)
+        while len(drawn) < most and not (drawn and drawn[-1][1]):
+            if drawn or not is_fed:
                 self._feed(row, np.asarray([self._last[row]], np.int32))
-        tokens = [self._next(row) for row in rows]
-        ended = []
-        for row, token in zip(rows, tokens, strict=True):
-            self._last[row] = token
-            ended.append(token in self._ends[row])
-            self._alive[row] = self._alive[row] and not ended[-1]
-        return StepResult(plan.seq, index, rows, tokens, ended, began, time.monotonic_ns())
+            token = self._last[row] = self._next(row)
+            drawn.append((token, token in self._ends[row]))
+            self._alive[row] = self._alive[row] and not drawn[-1][1]
+        self._left[row] -= len(drawn)
+        return drawn
 
     def _feed(self, row: int, token_ids: Ints) -> None:
         size = self._memory.shape[1]

@@ -68,6 +68,7 @@ class Harness:
         budget: int = 16,
         max_model_len: int = 64,
         drops_dead: bool = True,
+        burst: int = 1,
         stops: dict[int, int] | None = None,
         device: Device | None = None,
         vocab_size: int = VOCAB,
@@ -79,7 +80,9 @@ class Harness:
         rows = 2 * max_num_seqs
         self.pool = BlockPool(blocks, block_size)
         self.scheduler = Scheduler(Limits(steps_ahead, max_num_seqs, budget, rows), self.pool)
-        self.device: Device = device or FakeDevice(rows, blocks, block_size, vocab_size, drops_dead=drops_dead)
+        self.device: Device = device or FakeDevice(
+            rows, blocks, block_size, vocab_size, drops_dead=drops_dead, burst=burst
+        )
         self.output = Recorder(stops or {})
         config = LoopConfig(0, 1, steps_ahead, max_model_len, vocab_size, end_token_ids)
         self.loop = Loop(config, self.scheduler, self.inbox, self, self.output)

@@ -35,9 +35,11 @@ jobs = st.builds(
 )
 
 
-def run(plan: list[Job], moves: list[int], *, steps_ahead: int, blocks: int, drops_dead: bool) -> Harness:
+def run(
+    plan: list[Job], moves: list[int], *, steps_ahead: int, blocks: int, drops_dead: bool, burst: int = 1
+) -> Harness:
     stops = {handle: job.stop_at for handle, job in enumerate(plan) if job.stop_at is not None}
-    h = Harness(steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, stops=stops)
+    h = Harness(steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, burst=burst, stops=stops)
     todo = list(enumerate(plan))
     aborts: list[list[int]] = []
     for move in moves:
@@ -70,12 +72,13 @@ def run(plan: list[Job], moves: list[int], *, steps_ahead: int, blocks: int, dro
     moves=st.lists(st.integers(0, 3), max_size=250),
     blocks=st.sampled_from([18, 20, 26, 40, 100]),
     drops_dead=st.booleans(),
+    burst=st.sampled_from([1, 3]),
 )
 def test_outputs_are_the_same_for_every_number_of_steps_ahead(
-    plan: list[Job], moves: list[int], blocks: int, drops_dead: bool
+    plan: list[Job], moves: list[int], blocks: int, drops_dead: bool, burst: int
 ) -> None:
     for steps_ahead in (0, 1, 2, 3, 5, 8):
-        h = run(plan, moves, steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead)
+        h = run(plan, moves, steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, burst=burst)
         for handle, job in enumerate(plan):
             ends = frozenset() if job.ignore_eos else frozenset(EOS)
             prompt = np.asarray(prompt_of(handle, job.prompt), np.int32)
