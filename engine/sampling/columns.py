@@ -103,7 +103,7 @@ class Columns:
         return self._prompt_logprobs.get(row, 0)
 
     def row_set(self, rows: np.ndarray) -> RowSet:
-        """rows: [n] int64, each admitted, none twice."""
+        """rows: [n] int64, each admitted; one that has penalties not twice."""
         needs = self._needs[rows]
         ints = self._send(self._ints[: Int.ENDS + self._end_counts[rows].max(initial=0), rows])
         common = (rows, ints[Int.ENDS :], ints[Int.FIRST_END], ints[Int.FALLBACK])

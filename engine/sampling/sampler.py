@@ -73,7 +73,7 @@ class Sampler:
             self._pool.release(slot)
 
     def row_set(self, rows: np.ndarray) -> RowSet:
-        """The grouping of a batch. rows: [n] int64, each admitted, none twice. The last one is remembered."""
+        """The grouping of a batch. rows: [n] int64, each admitted; one with penalties not twice. The last is kept."""
         known = self._row_set
         if known is None or not np.array_equal(known.rows, rows):
             self._row_set = known = self._columns.row_set(np.array(rows, dtype=np.int64))
