@@ -15,7 +15,7 @@ from engine.attention.cache import KVCache
 from engine.model.batch import Batch
 from engine.model.gate import Inspection
 from engine.native import tape as t
-from engine.native.formats import Packed, pack
+from engine.native.formats import Packed, head_format, pack
 from engine.native.kernels import kernels
 from engine.native.program import Buffer, Program, interleave
 from engine.native.team import Team
@@ -48,7 +48,7 @@ class Decoder:
         tied = head.weight is body.embed_tokens.weight
         self._rotary = _rotary(body.rotary_emb, positions)
         self.vocab_size = config.vocab_size
-        packed_head = self._pack(head)
+        packed_head = self._pack(head, format=head_format(format))
         table: torch.Tensor | Packed = packed_head
         if not tied:
             stored = torch.float16 if packed_head.format.is_integer else packed_head.format.dtype
@@ -104,12 +104,12 @@ class Decoder:
         source = program.prepared(b["inner"], down, b["inner ready"])
         program.linear(source, down, b["hidden"], residual=b["hidden"])
 
-    def _pack(self, *layers: Any) -> Packed:
-        """Linear layers side by side. Their own weights are given up."""
+    def _pack(self, *layers: Any, format: str | None = None) -> Packed:
+        """Linear layers side by side, in the model's format or another. Their own weights are given up."""
         weight = torch.cat([layer.weight.detach() for layer in layers])
         for layer in layers:
             layer.weight = None
-        return pack(weight, self._format, kernels().lanes)
+        return pack(weight, format or self._format, kernels().lanes)
 
 
 def _rotary(module: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:

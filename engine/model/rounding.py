@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.native.formats import FORMATS, round_to
+from engine.native.formats import FORMATS, head_format, round_to
 
 
-def round_weights(model: nn.Module, name: str) -> None:
+def round_weights(model: PreTrainedModel, name: str) -> None:
     """Rounds the matrices of a float32 model, in place, to what the format `name` holds.
 
     Integer formats hold linear layers, and an embedding that shares its weight with one; other matrices are then
@@ -18,9 +19,12 @@ def round_weights(model: nn.Module, name: str) -> None:
     if name == "float32":
         return
     rounded: set[int] = set()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.weight.data = _checked(round_to(module.weight.data, name), name)
+            module.weight.data = _checked(
+                round_to(module.weight.data, head_format(name) if module is head else name), name
+            )
         elif isinstance(module, Conv1D):
             module.weight.data = _checked(round_to(module.weight.data.t(), name), name).t().contiguous()
         else:

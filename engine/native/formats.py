@@ -66,6 +66,11 @@ class Packed:
         return self.panels[0].numel() * self.format.size
 
 
+def head_format(name: str) -> str:
+    """What the head is stored in where the other layers are in `name`: four bits cost it too much quality."""
+    return "int8" if name == "int4" else name
+
+
 def pack(weight: torch.Tensor, name: str, lanes: int) -> Packed:
     """`weight`: [out, in], any float dtype. Raises ValueError where the format cannot hold its numbers."""
     format, width = FORMATS[name], 2 * lanes
