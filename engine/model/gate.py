@@ -133,7 +133,7 @@ def verify(
         raise _refusal(config, f"a chunked forward pass failed: {type(e).__name__}: {one_line(e)}") from e
     error = torch.cat([_errors(torch.cat(parts), want) for parts, want in zip(found, inspection.logits, strict=True)])
     # In low precision a mixture of experts may route a token differently for a rounding: most must agree, not all.
-    worst = error.max() if like.dtype in _TOLERANCE else error.median()
+    worst = error.max() if like.dtype in _TOLERANCE and not quantized else error.median()
     limit = _QUANTIZED_TOLERANCE if quantized else _TOLERANCE.get(like.dtype, _LOW_PRECISION_TOLERANCE)
     if not worst <= limit:
         raise _refusal(config, f"its logits in a batch and alone differ by {worst:.2g} of their norm")

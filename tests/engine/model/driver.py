@@ -18,9 +18,10 @@ from engine.model.runner import ModelRunner
 
 
 def load_runner(
-    folder: Path, max_model_len: int | None = None, dtype: str = "float32", impl: str = "auto", threads: int = 2
-) -> ModelRunner:
-    model = ModelConfig(folder=str(folder), max_model_len=max_model_len, dtype=dtype)
+    folder: Path, max_model_len: int | None = None, dtype: str = "float32", impl: str = "auto", threads: int = 2,
+    quantization: str = "none",
+) -> ModelRunner:  # fmt: skip
+    model = ModelConfig(folder=str(folder), max_model_len=max_model_len, dtype=dtype, quantization=quantization)
     engine = EngineConfig(device="cpu", model_impl=impl, threads=threads)
     return ModelRunner.load(Config(model=model, engine=engine), lambda phase, fraction: None)
 

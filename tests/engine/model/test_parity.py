@@ -18,6 +18,7 @@ from engine.model.batch import Batch
 from engine.model.decoder import Decoder
 from engine.model.gate import Inspection
 from engine.model.modules import Modules
+from engine.model.probe import make_batch
 from engine.model.runner import ModelRunner
 from tests.engine.model.driver import Driver, Greedy, Sequence, decidable_greedy, load_runner
 from tests.models import WINDOW, ZOO, ZOO_VOCABULARY
@@ -132,6 +133,24 @@ def test_sabotaged_attention_is_seen_in_the_tokens(what: str, zoo_folder: Zoo) -
     modules.backend = Sabotage(modules.backend, change)
     driver = Driver(runner)
     assert not same_tokens(driver.run(expected(folder)[0], NEW_TOKENS, driver.chunked), folder)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", TAPED)
+def test_a_quantized_tape_agrees_with_modules_of_the_same_weights(
+    quantization: str, family: str, zoo_folder: Zoo
+) -> None:
+    folder = zoo_folder(family)
+    tape = load_runner(folder, quantization=quantization)
+    modules = load_runner(folder, quantization=quantization, impl="transformers")
+    tokens = expected(folder)[0][0]
+    found = []
+    for runner in (tape, modules):
+        runner.allocate(20, 16)
+        batch = make_batch([tokens], [0], [list(range(1, 17))], 16, runner.device)
+        found.append(runner.forward(batch).clone())
+    error = (found[0] - found[1]).norm(dim=-1) / found[1].norm(dim=-1)
+    assert float(error.median()) < 0.01, "models this wide magnify rounding token by token, but not in most"
 
 
 TAPE_SABOTAGE: dict[str, tuple[str, Callable[[Inspection], Inspection]]] = {
