@@ -18,7 +18,7 @@ from api_server.tokenizer import read_config
 
 Message = dict[str, Any]
 
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+RESERVED = frozenset({"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
 class TemplateRefusalError(Exception):

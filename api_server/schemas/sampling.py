@@ -88,7 +88,7 @@ class GenerationRequest(BaseModel):
     @classmethod
     def _bias_keys(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         for key in bias or {}:
-            if not (key.isascii() and key.isdigit() and len(key) < 10):
+            if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
                 raise ValueError(f"the key {key[:40]!r} is not a token id.")
         return bias
 

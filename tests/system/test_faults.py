@@ -104,7 +104,7 @@ def test_two_requests_with_one_request_id_are_both_answered(tiny_server: Server)
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
-@pytest.mark.parametrize("key", ["191222", "AI", "-1", "1.5"])
+@pytest.mark.parametrize("key", ["191222", "AI", "-1", "1.5", "07"])
 def test_a_logit_bias_for_no_token_is_named(tiny_server: Server, key: str) -> None:
     """[vllm 16529]"""
     error = error_of(post(tiny_server, "/v1/completions", json={"prompt": "x", "logit_bias": {key: -100}}), 400)

@@ -95,7 +95,8 @@ def test_fields_that_exclude_or_need_each_other_are_checked() -> None:
     assert refused(top_logprobs=21, logprobs=True).param == "top_logprobs"
     assert refused(logprobs=2).param == "logprobs"
     assert refused(add_generation_prompt=True, continue_final_message=True).param == "continue_final_message"
-    assert refused(chat_template_kwargs={"messages": []}).param == "chat_template_kwargs"
+    for key in ("messages", "self"):
+        assert refused(chat_template_kwargs={key: []}).param == "chat_template_kwargs"
 
 
 def test_what_the_template_should_know_is_handed_on() -> None:
