@@ -132,6 +132,7 @@ class EngineClient:
                 sequence.delivered,
                 sequence.request_id,
                 time.monotonic_ns(),
+                sequence.cache_salt,
             )
             if engine.transport.send(message):
                 sequence.handle, sequence.engine = handle, engine.number

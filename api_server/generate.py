@@ -114,7 +114,8 @@ async def _prepare(state: ServerState, body: B, endpoint: Endpoint[B], mailbox: 
         seed = state.seeds.randrange(INT64)
         for choice in range(body.count):
             params = body.sampling(served.defaults, prompt.max_tokens, seed, choice, **logprobs)
-            mailbox.add(Sequence(mailbox, len(mailbox.sequences), ids, params, body.priority or 0, identity.id))
+            index, priority, salt = len(mailbox.sequences), body.priority or 0, body.cache_salt or ""
+            mailbox.add(Sequence(mailbox, index, ids, params, priority, identity.id, salt))
     form = endpoint.form(identity, body, prompts, served)
     if body.stream:
         streamed = cast(StreamedForm, form)  # only schemas of streaming endpoints have `stream`

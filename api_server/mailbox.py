@@ -24,6 +24,7 @@ class Sequence:
     __slots__ = (
         "_fresh_ids",
         "_pieces",
+        "cache_salt",
         "delivered",
         "emitted",
         "engine",
@@ -53,6 +54,7 @@ class Sequence:
         params: SamplingParams,
         priority: int = 0,
         request_id: str = "",
+        cache_salt: str = "",
     ) -> None:
         self.mailbox = mailbox
         self.index = index
@@ -60,6 +62,7 @@ class Sequence:
         self.params = params
         self.priority = priority
         self.request_id = request_id
+        self.cache_salt = cache_salt
         self.handle = -1  # set at submission, with `engine`
         self.engine = -1
         self.emitted = bytearray()

@@ -19,6 +19,10 @@ _ENGINE_GAUGES = {
     "waiting": ("Requests that wait for a row.", "stepahead_requests_waiting", "vllm:num_requests_waiting"),
     "kv_cache_usage": ("Share of the KV cache in use.", "stepahead_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"),
 }
+_ENGINE_COUNTERS = {
+    "prefix_cache_queries": ("Tokens looked for in the prefix cache.", "vllm:prefix_cache_queries"),
+    "prefix_cache_hits": ("Tokens found there.", "vllm:prefix_cache_hits"),
+}
 
 
 def registry(state: ServerState) -> CollectorRegistry:
@@ -55,6 +59,11 @@ class _StateCollector(Collector):
                     gauges = {"running": stats.running, "waiting": stats.waiting, **stats.gauges}
                     gauge.add_metric((self._model, engine), float(gauges.get(key, 0.0)))
                 yield gauge
+        for key, (text, name) in _ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=("model_name", "engine"))
+            for engine, stats in latest.items():
+                counter.add_metric((self._model, engine), stats.counters.get(key, 0))
+            yield counter
         for name in sorted({name for stats in latest.values() for name in stats.counters}):
             counter = CounterMetricFamily(f"stepahead_engine_{name}", "Since the engine began.", labels=("engine",))
             for engine, stats in latest.items():

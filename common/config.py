@@ -43,6 +43,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     block_size: int = 16
+    enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     threads: int | None = None
     num_speculative_tokens: int = 5  # 0: no drafts

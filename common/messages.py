@@ -51,6 +51,7 @@ class Submit:
     delivered: int = 0  # characters of their text that the client has
     request_id: str = ""  # for logs only
     sent_ns: int = 0  # time.monotonic_ns() at the API process
+    cache_salt: str = ""  # requests with different ones share no cached prefix
 
 
 @dataclass(frozen=True, slots=True)

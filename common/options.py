@@ -104,6 +104,7 @@ class Option:
     metavar: str = "N"
     field: str = ""
     several: bool = False
+    switch: bool = False  # on the command line the flag alone is on, and with `no-` before its name it is off
 
     @property
     def name(self) -> str:
@@ -151,6 +152,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--max-num-seqs", _E, whole(1, 4096), "requests that run at once"),
     Option("--max-num-batched-tokens", _E, whole(1, 1 << 20), "tokens a step"),
     Option("--block-size", _E, whole(1, 256), "tokens a KV-cache block"),
+    Option("--enable-prefix-caching", _E, on_off, "requests that begin alike share what was computed of that, if their "
+           "`cache_salt` is the same", metavar="or `--no-enable-prefix-caching`", switch=True),
     Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)"),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
     Option("--num-speculative-tokens", _E, whole(0, 32), "drafted a step from what the context repeats, where it "
@@ -173,10 +176,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for option in (option for option in OPTIONS if option.section is section):
             shown = "" if option.default is None or option.default == () else f" (default: {option.default})"
-            kind: dict[str, Any] = {"nargs": "+"} if option.several else {}
-            group.add_argument(
-                option.flag, *option.aliases, dest=option.name, metavar=option.metavar, help=option.help + shown, **kind
-            )
+            kind: dict[str, Any] = {"metavar": option.metavar} | ({"nargs": "+"} if option.several else {})
+            if option.switch:
+                kind = {"action": argparse.BooleanOptionalAction}
+            group.add_argument(option.flag, *option.aliases, dest=option.name, help=option.help + shown, **kind)
         if section is EngineConfig:
             group.add_argument(
                 "--single-process",

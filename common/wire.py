@@ -54,6 +54,7 @@ def decode(data: bytes) -> Message:
             _check_columns(message)
         elif isinstance(message, Submit):
             unpack_ints("i", message.prompt + message.emitted)
+            message.cache_salt.encode()
         return message
     except WireError:
         raise

@@ -21,11 +21,12 @@ from engine.blocks import BlockPool
 from engine.devices.device import Device, DeviceThread
 from engine.devices.drafts import Drafts
 from engine.devices.torch_device import TorchDevice
-from engine.loop import DropApi, Event, Loop, LoopConfig, Shutdown
+from engine.loop import Arrival, DropApi, Event, Loop, LoopConfig, Shutdown
 from engine.model.runner import ModelRunner
 from engine.output.detokenizer import Vocabulary
 from engine.output.processor import OutputProcessor
 from engine.output.thread import InlineOutput, OutputThread
+from engine.prefix_cache import PrefixCache
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Limits, Scheduler
 
@@ -137,6 +138,7 @@ class Engine:
             self._output = InlineOutput(self._processor, outbox.flush, self._inbox.put)
         self._device = DeviceThread(loaded.device, self._inbox.put)
         pool = BlockPool(loaded.num_blocks, engine.block_size)
+        self._prefixes = PrefixCache(pool, enabled=engine.enable_prefix_caching)
         limits = Limits(
             engine.steps_ahead,
             engine.max_num_seqs,
@@ -146,7 +148,8 @@ class Engine:
         loop_config = LoopConfig(
             index, epoch, engine.steps_ahead, loaded.max_model_len, loaded.vocab_size, loaded.end_token_ids
         )
-        self._loop = Loop(loop_config, Scheduler(limits, pool), self._inbox, self._device, self._output)
+        scheduler = Scheduler(limits, pool, self._prefixes)
+        self._loop = Loop(loop_config, scheduler, self._inbox, self._device, self._output)
 
     def run(self) -> None:
         """Serves until `shutdown`, with the loop on the calling thread. Raises EngineError when every peer is told."""
@@ -170,7 +173,10 @@ class Engine:
     def handle(self, message: ToEngine) -> None:
         """Takes in one message of an API process or of the supervisor."""
         match message:
-            case Submit() | Abort():
+            case Submit():
+                chain = self._prefixes.chain(message.cache_salt, message.prompt + message.emitted)
+                self._inbox.put(Arrival(message, chain))
+            case Abort():
                 self._inbox.put(message)
             case Hello():
                 self._output.call(self._greet, message)

@@ -26,6 +26,14 @@ _COUNTERS = ("steps", "plans", "cuts", "prompt_tokens", "generation_tokens", "ab
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request, and its digests for the prefix cache, which take too long to be made on the loop's thread."""
+
+    submit: Submit
+    chain: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class StopHit:
     """Output thread → loop: a stop string ended this request, or its output failed."""
 
@@ -60,7 +68,7 @@ class Run:
     args: tuple[Any, ...]
 
 
-Event = Run | Submit | Abort | DropApi | OutputFailed | StepResult | PlanDone | DeviceFailed | StopHit | Shutdown
+Event = Run | Arrival | Abort | DropApi | OutputFailed | StepResult | PlanDone | DeviceFailed | StopHit | Shutdown
 
 
 class Plans(Protocol):
@@ -185,8 +193,8 @@ class Loop:
                 self._retire(event)
             case PlanDone():
                 self._complete(event)
-            case Submit():
-                self._submit(event)
+            case Arrival():
+                self._submit(event.submit, event.chain)
             case Abort():
                 self._abort(event.api_id, event.handle)
             case StopHit():
@@ -201,7 +209,7 @@ class Loop:
             case Shutdown():
                 self._running = False
 
-    def _submit(self, submit: Submit) -> None:
+    def _submit(self, submit: Submit, chain: list[bytes]) -> None:
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         params = submit.params
         self._arrivals += 1
@@ -217,6 +225,7 @@ class Loop:
             output=np.frombuffer(submit.emitted, "<i4").tolist(),
             resumed=np.frombuffer(submit.emitted, "<i4").tolist(),
             delivered=submit.delivered,
+            chain=chain,
         )
         error = self._refusal(request)
         if error:
@@ -289,6 +298,8 @@ class Loop:
         counters = self._counters | {
             "surplus_tokens": scheduler.surplus_tokens,
             "preemptions": scheduler.preemptions,
+            "prefix_cache_queries": scheduler.prefixes.queries,
+            "prefix_cache_hits": scheduler.prefixes.hits,
         }
         gauges = {"kv_cache_usage": scheduler.pool.usage}
         running, waiting = len(scheduler.running), scheduler.num_waiting

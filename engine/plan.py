@@ -26,6 +26,7 @@ class Admission:
     end_token_ids: tuple[int, ...]  # EOS, unless ignored, and stop token ids
     prompt: Ints
     output: tuple[int, ...]  # what it had produced before it was preempted or resumed
+    length: int = 0  # tokens that its first blocks hold already: its first chunk goes on from there
 
 
 @dataclass(frozen=True, slots=True)

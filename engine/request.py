@@ -31,7 +31,11 @@ class Request:
     row: int = -1  # −1 while it waits
     blocks: list[int] = field(default_factory=list)
     to_feed: Ints | None = None  # what prefill must feed in all; None while it waits
-    fed: int = 0  # prefill tokens planned so far
+    fed: int = 0  # prefill tokens planned so far, or found in the prefix cache
+    computed: int = 0  # committed tokens whose keys and values are known to be written
+    published: int = 0  # leading blocks that are published
+    chain: list[bytes] = field(default_factory=list)  # digests for the prefix cache: of the salt, then of full blocks
+    cached_tokens: int | None = None  # of its prompt, found when it first started; None before that
     in_flight: int = 0  # tokens that plans in flight may still bring
     plans: int = 0  # plans in flight that name it
 
@@ -58,16 +62,25 @@ class Request:
     def ended(self) -> bool:
         return self.finish is not Finish.NONE
 
-    def start(self, row: int) -> None:
-        """Takes a row; its prefill feeds the prompt and all that it has produced before."""
+    def tokens(self, start: int, end: int) -> Ints:
+        """Committed tokens from `start` up to `end`, int32 [end − start]."""
+        prompt = len(self.prompt)
+        output = np.asarray(self.output[max(0, start - prompt) : max(0, end - prompt)], np.int32)
+        return np.concatenate([self.prompt[start:end], output])
+
+    def start(self, row: int, found: list[int], block_size: int) -> None:
+        """Takes a row, and the blocks of its beginning that exist already; its prefill feeds the rest of the prompt and
+        of all that it has produced before."""
         self.row = row
-        self.fed = 0
-        self.to_feed = np.concatenate([self.prompt, np.asarray(self.output, np.int32)]) if self.output else self.prompt
+        self.blocks = list(found)
+        self.published = len(found)
+        self.fed = self.computed = len(found) * block_size
+        self.to_feed = self.tokens(0, self.total) if self.output else self.prompt
 
     def preempt(self) -> list[int]:
         """Back to waiting; returns its blocks. Only when nothing in flight names it (rule 4)."""
         if self.plans:
             raise RuntimeError("a request in flight cannot be preempted")
         blocks, self.blocks = self.blocks, []
-        self.row, self.to_feed, self.fed = -1, None, 0
+        self.row, self.to_feed, self.fed, self.computed, self.published = -1, None, 0, 0, 0
         return blocks

@@ -10,6 +10,7 @@ import numpy as np
 from common.messages import Finish
 from engine.blocks import BlockPool
 from engine.plan import Admission, Chunk, Plan, PlanDone, StepResult
+from engine.prefix_cache import PrefixCache
 from engine.request import Request
 
 SCORED_CHUNK = 256  # prompt tokens a step where each one's logits are wanted: 256 × 150,000 floats are 154 MB
@@ -50,9 +51,10 @@ class Scheduler:
     A row and its blocks are released when the request has ended and nothing in flight names it (rule 3).
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, prefixes: PrefixCache) -> None:
         self.limits = limits
         self.pool = pool
+        self.prefixes = prefixes
         self.running: dict[Request, None] = {}
         self.in_flight: dict[int, InFlight] = {}
         self.surplus_tokens = 0
@@ -202,14 +204,17 @@ class Scheduler:
         return size
 
     def _admit(self, request: Request) -> Admission:
-        """Gives it a row and the blocks of all its prefill."""
+        """Gives it a row and the blocks of all its prefill, those with what others computed among them."""
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
-        request.start(self._free_rows.pop())
+        request.start(self._free_rows.pop(), self.prefixes.start(request), self.pool.block_size)
         self._by_row[request.row] = request
         self.running[request] = None
+        if request.blocks:
+            self._blocks.append((request.row, 0, tuple(request.blocks)))
         self._reserve(request, request.total, 0)
-        return Admission(request.row, request.params, request.end_token_ids, request.prompt, tuple(request.output))
+        output = tuple(request.output)
+        return Admission(request.row, request.params, request.end_token_ids, request.prompt, output, request.fed)
 
     def _launch(
         self,
@@ -255,8 +260,12 @@ class Scheduler:
 
         Without that reserve a request would be admitted only to be preempted a few steps on.
         """
+        if len(self.running) >= self.limits.max_num_seqs or not self._free_rows:
+            return False
         need = self.pool.blocks_for(min(request.total + 1, request.max_total)) + len(self.running)
-        return len(self.running) < self.limits.max_num_seqs and bool(self._free_rows) and need <= self.pool.free
+        if need > self.pool.free and need - self.pool.held(self.prefixes.find(request)) > self.pool.free:
+            return False
+        return not self.prefixes.awaits(request, self.running)
 
     def _next_waiting(self) -> Request | None:
         while self._waiting and self._waiting[0][1].ended:
@@ -284,7 +293,9 @@ class Scheduler:
     def retire(self, result: StepResult) -> list[Committed]:
         """Takes a step's tokens in. What came for a request that had ended is surplus: counted and dropped (rule 2)."""
         committed: list[Committed] = []
-        delivered = self.in_flight[result.plan].delivered
+        flight = self.in_flight[result.plan]
+        if not result.step:
+            self._prefilled(flight)
         for index, (row, token_id, ended) in enumerate(zip(result.rows, result.token_ids, result.ended, strict=True)):
             request = self._by_row[row]
             if request is None or request.ended:
@@ -292,7 +303,9 @@ class Scheduler:
                 continue
             request.output.append(token_id)
             request.in_flight -= 1
-            delivered[request] = delivered.get(request, 0) + 1
+            flight.delivered[request] = flight.delivered.get(request, 0) + 1
+            request.computed = request.total - 1  # the token itself is fed in the next step
+            self.prefixes.publish(request)
             finish = Finish.NONE
             if ended:
                 finish = Finish.STOP
@@ -302,6 +315,13 @@ class Scheduler:
                 self.end(request, finish)
             committed.append(Committed(request, token_id, finish, index))
         return committed
+
+    def _prefilled(self, flight: InFlight) -> None:
+        """A plan's chunks have been fed, all in its first step."""
+        chunks = flight.plan.chunks
+        for (request, _), chunk in zip(flight.entries[len(flight.entries) - len(chunks) :], chunks, strict=True):
+            request.computed += len(chunk.token_ids)
+            self.prefixes.publish(request)
 
     def complete(self, done: PlanDone) -> list[Request]:
         """Closes a plan: takes back what it had reserved and not brought, releases what has ended.

@@ -14,6 +14,7 @@ from common.sampling import SamplingParams
 MAX_STOPS = 16  # OpenAI's bound is 4
 MAX_STOP_CHARS = 1_000
 MAX_TOKEN_LIST = 1_024
+MAX_SALT_CHARS = 1_024
 INT64 = 2**63
 SMALLEST_TOP_P = 1e-6  # stands for 0: only the likeliest token
 
@@ -81,6 +82,13 @@ class GenerationRequest(BaseModel):
         None, ge=-1, lt=2**31, description="Keep only the last so many tokens; -1: as many as fit."
     )
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower runs first; 0 when left out.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_CHARS,
+        description="Cached prefixes are shared only among requests with the same salt, or with none.",
+        json_schema_extra={"allowed": f"a string of 1 to {MAX_SALT_CHARS} characters"},
+    )
     request_id: str | None = Field(None, description="Becomes part of the answer's id.")
     return_token_ids: bool | None = None
 

@@ -37,7 +37,7 @@ class FakeDevice:
     def begin(self, plan: Plan) -> None:
         for admission in plan.admissions:
             row = admission.row
-            self._tables[row], self._lengths[row], self._alive[row] = [], 0, True
+            self._tables[row], self._lengths[row], self._alive[row] = [], admission.length, True
             self._ends[row], self._seeds[row] = frozenset(admission.end_token_ids), admission.params.seed
         for row, index, blocks in plan.blocks:
             self._tables[row][index:] = blocks

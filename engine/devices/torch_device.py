@@ -64,7 +64,7 @@ class TorchDevice:
         """Takes in admissions and block-table updates."""
         for admission in plan.admissions:
             row = admission.row
-            self._lengths[row], self._alive[row] = 0, True
+            self._lengths[row], self._alive[row] = admission.length, True
             self._sampler.admit(row, admission.params, admission.end_token_ids, admission.prompt, admission.output)
             self._row_sets.clear()
             if self._drafts is not None:

@@ -66,7 +66,7 @@ class RequestOutput:
         self.text = self.text[delivered:]
 
     def usage(self) -> tuple[int, int, int]:
-        return len(self.request.prompt), self.count, 0
+        return len(self.request.prompt), self.count, self.request.cached_tokens or 0
 
 
 class Columns:

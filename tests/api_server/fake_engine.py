@@ -66,6 +66,7 @@ class Reply:
     finish: Finish = Finish.STOP
     stop: str | int | None = None
     error: str | None = None
+    cached: int = 0  # tokens of the prompt
 
 
 @dataclass
@@ -108,9 +109,10 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
-    def heartbeat(self, **gauges: float) -> None:
+    def heartbeat(self, counters: dict[str, int] | None = None, **gauges: float) -> None:
         assert self.client is not None
-        self.client.on_message(Stats(self.number, self.epoch, 1, len(self.open), 0, gauges, {"steps": self.seq}))
+        counted = {"steps": self.seq} | (counters or {})
+        self.client.on_message(Stats(self.number, self.epoch, 1, len(self.open), 0, gauges, counted))
 
     def _run_on(self) -> None:
         if self.automatic and self.step():
@@ -169,7 +171,7 @@ class FakeEngine:
         if at + 1 >= min(len(reply.pieces), params.max_tokens) and reply.error is None:
             del self.open[handle]
             finish = reply.finish
-            extra = replace(extra, stop=reply.stop, usage=(len(submit.prompt) // 4, at + 1, 0))
+            extra = replace(extra, stop=reply.stop, usage=(len(submit.prompt) // 4, at + 1, reply.cached))
         return handle, [100 + at], piece, finish, extra if extra != Extra() else None
 
 

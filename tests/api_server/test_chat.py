@@ -249,3 +249,20 @@ async def test_nothing_is_left_behind_by_any_kind_of_request(client: Client, sta
     admission = state.engines.admission
     assert (admission.requests, admission.tokens, state.open_requests) == (0, 0, 0)
     assert not any(engine.open for engine in state.engines.engines.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_tokens_of_a_prompt_count_once_however_many_choices(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
+    engine.reply = lambda submit: Reply(["x"], Finish.STOP, cached=4)
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = await client.post(CHAT, json=say(n=3, **options))
+    usage = events(answer)[-1]["usage"] if stream else answer.json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+async def test_the_cache_salt_goes_to_the_engine_and_is_empty_when_left_out(client: Client, engine: FakeEngine) -> None:
+    await complete(client, n=2, cache_salt="mine")
+    await complete(client)
+    assert [submit.cache_salt for submit in engine.submits] == ["mine", "mine", ""]

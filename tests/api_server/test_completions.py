@@ -132,3 +132,10 @@ async def test_a_prompt_that_leaves_no_room_is_refused_with_both_figures(client:
 async def test_the_whole_context_may_be_scored(client: Client) -> None:
     body = await complete(client, "x" * 128, echo=True, max_tokens=0)
     assert body["usage"]["prompt_tokens"] == 128
+
+
+async def test_cached_tokens_are_summed_over_prompts(client: Client, engine: FakeEngine) -> None:
+    engine.reply = lambda submit: Reply(["x"], Finish.STOP, cached=len(submit.prompt) // 4 - 1)
+    body = await complete(client, ["abc", "defgh"], n=2, cache_salt="mine")
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+    assert {submit.cache_salt for submit in engine.submits} == {"mine"}

@@ -116,3 +116,21 @@ def test_a_model_taken_for_a_name_is_noticed(name: str) -> None:
     with pytest.raises(OptionError, match="write MODEL before it"):
         config("--served-model-name", "foo", name)
     assert config(name, "--served-model-name", "foo").model.names == ("foo",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "enabled"),
+    [
+        ((), {}, True),
+        (("--enable-prefix-caching", "model"), {}, True),
+        (("--no-enable-prefix-caching", "model"), {}, False),
+        ((), {"STEPAHEAD_ENABLE_PREFIX_CACHING": "off"}, False),
+        (("--enable-prefix-caching",), {"STEPAHEAD_ENABLE_PREFIX_CACHING": "off"}, True),
+    ],
+)
+def test_a_switch_takes_no_value_on_the_command_line(
+    argv: tuple[str, ...], environment: dict[str, str], enabled: bool
+) -> None:
+    made = config(*argv, environment=environment)
+    assert made.engine.enable_prefix_caching is enabled
+    assert made.model.model == ("model" if "model" in argv else ModelConfig().model)

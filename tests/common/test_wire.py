@@ -164,6 +164,6 @@ def test_only_what_differs_from_the_defaults_travels() -> None:
 
 
 def test_an_unknown_sampling_parameter_is_refused() -> None:
-    body = msgpack.packb([1, 2, b"", {"no_such": 1}, 0, b"", 0, "", 0])
+    body = msgpack.packb([1, 2, b"", {"no_such": 1}, 0, b"", 0, "", 0, ""])
     with pytest.raises(WireError, match="no_such"):
         decode(b"\2" + body)

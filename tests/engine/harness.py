@@ -14,8 +14,9 @@ from common.sampling import SamplingParams
 from engine.blocks import BlockPool
 from engine.devices.device import Device
 from engine.devices.fake import FakeDevice
-from engine.loop import Event, Loop, LoopConfig, StopHit
+from engine.loop import Arrival, Event, Loop, LoopConfig, StopHit
 from engine.plan import Plan, PlanDone, StepResult
+from engine.prefix_cache import PrefixCache
 from engine.request import Request
 from engine.scheduler import Committed, Limits, Scheduler
 
@@ -69,6 +70,7 @@ class Harness:
         max_model_len: int = 64,
         drops_dead: bool = True,
         burst: int = 1,
+        caching: bool = True,
         stops: dict[int, int] | None = None,
         device: Device | None = None,
         vocab_size: int = VOCAB,
@@ -79,7 +81,8 @@ class Harness:
         self.made: list[Plan] = []
         rows = 2 * max_num_seqs
         self.pool = BlockPool(blocks, block_size)
-        self.scheduler = Scheduler(Limits(steps_ahead, max_num_seqs, budget, rows), self.pool)
+        self.prefixes = PrefixCache(self.pool, enabled=caching)
+        self.scheduler = Scheduler(Limits(steps_ahead, max_num_seqs, budget, rows), self.pool, self.prefixes)
         self.device: Device = device or FakeDevice(
             rows, blocks, block_size, vocab_size, drops_dead=drops_dead, burst=burst
         )
@@ -92,8 +95,19 @@ class Harness:
         self.plans.append(plan)
         self.made.append(plan)
 
-    def submit(self, handle: int, prompt: Sequence[int], params: SamplingParams, emitted: Sequence[int] = ()) -> None:
-        self.inbox.put(Submit(1, handle, pack_ints("i", prompt), params, emitted=pack_ints("i", emitted)))
+    def submit(
+        self,
+        handle: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        emitted: Sequence[int] = (),
+        *,
+        priority: int = 0,
+        salt: str = "",
+    ) -> None:
+        before, after = pack_ints("i", prompt), pack_ints("i", emitted)
+        submit = Submit(1, handle, before, params, priority, after, cache_salt=salt)
+        self.inbox.put(Arrival(submit, self.prefixes.chain(salt, before + after)))
 
     def abort(self, handle: int) -> None:
         self.inbox.put(Abort(1, handle))

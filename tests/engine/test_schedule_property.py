@@ -22,6 +22,8 @@ class Job:
     stop_at: int | None
     abort_at: int | None  # in moves after its submission
     priority_seed: int
+    family: int  # prompts of one family begin alike
+    follows: bool  # the prompt is the one before, its answer, and a bit more
 
 
 jobs = st.builds(
@@ -32,14 +34,47 @@ jobs = st.builds(
     stop_at=st.none() | st.integers(1, 12),
     abort_at=st.none() | st.integers(0, 60),
     priority_seed=st.integers(0, 2**40),
+    family=st.integers(0, 2),
+    follows=st.booleans(),
 )
 
 
+def whole_output(job: Job, prompt: list[int]) -> tuple[list[int], Finish]:
+    """What it gets if nobody ends it from outside, and why it ends."""
+    ends = frozenset() if job.ignore_eos else frozenset(EOS)
+    most = min(job.max_tokens, 64 - len(prompt))
+    whole = expected_tokens(np.asarray(prompt, np.int32), job.priority_seed, most, ends, VOCAB)
+    finish = Finish.STOP if whole[-1] in ends else Finish.LENGTH
+    if job.stop_at is not None and job.stop_at <= len(whole):
+        return whole[: job.stop_at], Finish.STOP
+    return whole, finish
+
+
+def prompts_of(plan: list[Job]) -> list[list[int]]:
+    prompts: list[list[int]] = []
+    for index, job in enumerate(plan):
+        prompt = prompt_of(job.family, job.prompt)
+        if index and job.follows:
+            prompt = (prompts[-1] + whole_output(plan[index - 1], prompts[-1])[0] + prompt[:5])[:60]
+        prompts.append(prompt)
+    return prompts
+
+
 def run(
-    plan: list[Job], moves: list[int], *, steps_ahead: int, blocks: int, drops_dead: bool, burst: int = 1
+    plan: list[Job],
+    moves: list[int],
+    *,
+    steps_ahead: int,
+    blocks: int,
+    drops_dead: bool,
+    burst: int = 1,
+    caching: bool = True,
 ) -> Harness:
     stops = {handle: job.stop_at for handle, job in enumerate(plan) if job.stop_at is not None}
-    h = Harness(steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, burst=burst, stops=stops)
+    h = Harness(
+        steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, burst=burst, stops=stops, caching=caching
+    )
+    prompts = prompts_of(plan)
     todo = list(enumerate(plan))
     aborts: list[list[int]] = []
     for move in moves:
@@ -50,7 +85,7 @@ def run(
         if move == 0 and todo:
             handle, job = todo.pop(0)
             params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos, seed=job.priority_seed)
-            h.submit(handle, prompt_of(handle, job.prompt), params)
+            h.submit(handle, prompts[handle], params)
             if job.abort_at is not None:
                 aborts.append([handle, job.abort_at + 1])
         elif move == 1:
@@ -61,7 +96,7 @@ def run(
             h.tick_output()
     for handle, job in todo:
         params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos, seed=job.priority_seed)
-        h.submit(handle, prompt_of(handle, job.prompt), params)
+        h.submit(handle, prompts[handle], params)
     h.drain()
     return h
 
@@ -73,20 +108,23 @@ def run(
     blocks=st.sampled_from([18, 20, 26, 40, 100]),
     drops_dead=st.booleans(),
     burst=st.sampled_from([1, 3]),
+    cached=st.sets(st.sampled_from([0, 1, 2, 3, 5, 8]), min_size=3),
 )
-def test_outputs_are_the_same_for_every_number_of_steps_ahead(
-    plan: list[Job], moves: list[int], blocks: int, drops_dead: bool, burst: int
+def test_outputs_are_the_same_for_every_number_of_steps_ahead_with_and_without_a_prefix_cache(
+    plan: list[Job], moves: list[int], blocks: int, drops_dead: bool, burst: int, cached: set[int]
 ) -> None:
     for steps_ahead in (0, 1, 2, 3, 5, 8):
-        h = run(plan, moves, steps_ahead=steps_ahead, blocks=blocks, drops_dead=drops_dead, burst=burst)
-        for handle, job in enumerate(plan):
-            ends = frozenset() if job.ignore_eos else frozenset(EOS)
-            prompt = np.asarray(prompt_of(handle, job.prompt), np.int32)
-            most = min(job.max_tokens, 64 - job.prompt)
-            whole = expected_tokens(prompt, job.priority_seed, most, ends, VOCAB)
-            finish = Finish.STOP if whole[-1] in ends else Finish.LENGTH
-            if job.stop_at is not None and job.stop_at <= len(whole):
-                whole, finish = whole[: job.stop_at], Finish.STOP
+        h = run(
+            plan,
+            moves,
+            steps_ahead=steps_ahead,
+            blocks=blocks,
+            drops_dead=drops_dead,
+            burst=burst,
+            caching=steps_ahead in cached,
+        )
+        for handle, (job, prompt) in enumerate(zip(plan, prompts_of(plan), strict=True)):
+            whole, finish = whole_output(job, prompt)
             (terminal,) = h.output.terminals[handle]
             if terminal is Finish.ABORT:
                 assert job.abort_at is not None

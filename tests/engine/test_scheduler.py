@@ -116,10 +116,8 @@ def test_the_youngest_of_the_lowest_priority_is_preempted() -> None:
 
 def test_a_lower_priority_number_runs_first() -> None:
     h = Harness(steps_ahead=4, max_num_seqs=1)
-    from common.messages import Submit, pack_ints
-
     for handle, priority in ((0, 0), (1, 5), (2, 1)):
-        h.inbox.put(Submit(1, handle, pack_ints("i", prompt_of(handle, 4)), params(3), priority=priority))
+        h.submit(handle, prompt_of(handle, 4), params(3), priority=priority)
     h.drain()
     order = [int(a.prompt[0]) for plan in h.made for a in plan.admissions]
     assert order == [prompt_of(handle, 4)[0] for handle in (0, 2, 1)]

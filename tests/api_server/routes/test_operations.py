@@ -61,3 +61,11 @@ async def test_the_small_paths_answer(client: Client) -> None:
     assert (await client.get("/health")).json()["status"] == "ok"
     assert (await client.get("/version")).json()["version"]
     assert "swagger" in (await client.get("/docs")).text
+
+
+async def test_the_prefix_caches_counters_have_vllms_names_too(client: Client, engine: FakeEngine) -> None:
+    engine.heartbeat({"prefix_cache_queries": 50, "prefix_cache_hits": 32})
+    found = await metrics(client)
+    for name, value in (("prefix_cache_queries", 50), ("prefix_cache_hits", 32)):
+        assert found[f"vllm:{name}_total,0,{NAME}"] == value
+        assert found[f"stepahead_engine_{name}_total,0"] == value
