@@ -47,6 +47,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     threads: int | None = None
     num_speculative_tokens: int = 5  # 0: no drafts
+    batch_invariant: bool = False  # refuse a model that cannot be
     model_impl: str = "auto"  # transformers: its modules, even where a faster form is known
 
 

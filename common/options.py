@@ -154,7 +154,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("--block-size", _E, whole(1, 256), "tokens a KV-cache block"),
     Option("--enable-prefix-caching", _E, on_off, "requests that begin alike share what was computed of that, if their "
            "`cache_salt` is the same", metavar="or `--no-enable-prefix-caching`", switch=True),
-    Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)"),
+    Option("--batch-invariant", _E, on_off, "refuse a model whose tokens would depend on what else is in the batch; "
+           "costs nothing beyond that", metavar="or `--no-batch-invariant`", switch=True),
+    Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)",
+           aliases=("--kv-cache-memory",)),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
     Option("--num-speculative-tokens", _E, whole(0, 32), "drafted a step from what the context repeats, where it "
            "pays; the output stays the same; 0 is off"),

@@ -92,7 +92,7 @@ class Decoder:
         program.norm(b["hidden"], norm.weight, norm.variance_epsilon, b["normed"], into_qkv)
         program.linear(b["normed"], into_qkv, b["qkv"], bias=bias)
         program.attention(
-            b["qkv"], index, heads, shape.kv_heads, shape.key_dim, b["attended"], call.scaling, self._rotary,
+            b["qkv"], index, heads, shape, b["attended"], call.scaling, self._rotary,
             (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
             norm.variance_epsilon, call.window, call.softcap, call.sinks,
         )  # fmt: skip

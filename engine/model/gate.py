@@ -41,8 +41,9 @@ Forward = Callable[[Batch, KVCache], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """What a layer asks of attention beside its queries, keys and values; as in `Backend.attend`."""
+    """What a layer asks of attention beside keys and values; as in `Backend.attend`."""
 
+    heads: int  # of queries
     scaling: float
     window: int
     softcap: float
@@ -186,7 +187,7 @@ class _Spy:
         elif not self._is_causal_window(rule, sliding_window or 0, query.device):
             self.faults.append(f"layer {layer} hides other tokens than a causal window does")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        self.asked[layer] = Call(scaling, sliding_window or 0, softcap or 0.0, s_aux)
+        self.asked[layer] = Call(query.shape[1], scaling, sliding_window or 0, softcap or 0.0, s_aux)
         out = attend_dense(query[0], key[0], value[0], scaling, sliding_window or 0, softcap or 0.0, s_aux)
         return out[None], None
 

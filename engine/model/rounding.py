@@ -7,14 +7,15 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from engine.model.experts import experts_weights, is_experts
 from engine.native.formats import FORMATS, head_format, round_to
 
 
 def round_weights(model: PreTrainedModel, name: str) -> None:
     """Rounds the matrices of a float32 model, in place, to what the format `name` holds.
 
-    Integer formats hold linear layers, and an embedding that shares its weight with one; other matrices are then
-    rounded to float16. Raises ValueError where numbers lie outside the format's range.
+    Integer formats hold linear layers, experts, and an embedding that shares its weight with one; other matrices are
+    then rounded to float16. Raises ValueError where numbers lie outside the format's range.
     """
     if name == "float32":
         return
@@ -28,6 +29,10 @@ def round_weights(model: PreTrainedModel, name: str) -> None:
         elif isinstance(module, Conv1D):
             module.weight.data = _checked(round_to(module.weight.data.t(), name), name).t().contiguous()
         else:
+            if is_experts(module):
+                for _, weights in experts_weights(module):
+                    for weight in weights:
+                        weight.copy_(_checked(round_to(weight, name), name))
             continue
         rounded.add(id(module.weight))
     plain = "float16" if FORMATS[name].is_integer else name

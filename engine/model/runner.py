@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +18,17 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.config import Config
 from common.models import ModelError
-from engine.attention.backends import choose_backend
 from engine.attention.cache import KVCache, LayerShape, bytes_per_block
+from engine.attention.reference import ReferenceBackend
 from engine.model import gate
 from engine.model.batch import Batch
 from engine.model.decorators import strip_decorators
-from engine.model.linear import float32_candidates, pack_linears
+from engine.model.invariance import is_invariant
 from engine.model.loader import DTYPES, load_config, load_model, resolve_weights
 from engine.model.memory import kv_cache_bytes
 from engine.model.modules import Modules
 from engine.model.probe import make_batch
 from engine.model.rounding import round_weights
-
-if TYPE_CHECKING:
-    from engine.model.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +90,15 @@ class ModelRunner:
             progress("packing", 0.7)
             executor = make_executor(model, inspection, max_model_len, weights, config)
             progress("checking", 0.9)
-            gate.verify(
-                model_config, inspection, executor.forward, torch.empty(0, dtype=dtype, device=device),
-                quantized=config.model.quantization != "none",
-            )  # fmt: skip
+            like, quantized = torch.empty(0, dtype=dtype, device=device), config.model.quantization != "none"
+            gate.verify(model_config, inspection, executor.forward, like, quantized)
+            if isinstance(executor, Modules):
+                executor.invariant = is_invariant(executor.forward, inspection.layers, vocab_size, like)
+            if config.engine.batch_invariant and not executor.invariant:
+                raise ModelError(
+                    f"--batch-invariant: {model_config.model_type!r} as transformers' modules gives other bits in other"
+                    " batches here; without this option it can be served"
+                )
         progress("loading", 1.0)
         return cls(
             executor, inspection.layers, max_model_len, end_token_ids(folder, model_config), vocab_size, weights,
@@ -151,27 +153,30 @@ def make_executor(
     model: PreTrainedModel, inspection: gate.Inspection, max_model_len: int, weights: str, config: Config
 ) -> Executor:
     """The fastest there is for the model on its device. The model's own weights may be given up."""
-    if model.device.type == "cpu" and config.engine.model_impl != "transformers" and (decoder := _decoder_type()):
-        from engine.native.team import Team
-
-        if decoder.supports(model):
-            log.info("model: one tape for all layers, weights in %s", weights)
-            return decoder(model, inspection, max_model_len, weights, Team(config.engine.threads or cores()))
+    native = _native() if model.device.type == "cpu" else None
+    if native is None:
+        strip_decorators(model)
+        return Modules(model, ReferenceBackend())
+    team = native.Team(config.engine.threads or cores())
+    if config.engine.model_impl != "transformers" and native.Decoder.supports(model):
+        log.info("model: one tape for all layers, weights in %s", weights)
+        decoder: Executor = native.Decoder(model, inspection, max_model_len, weights, team)
+        return decoder
     strip_decorators(model)
-    if model.device.type == "cpu":
-        pack_linears(model, float32_candidates())
+    native.pack_layers(model, weights, team)
     log.info("model: transformers' modules, weights in %s", weights)
-    return Modules(model, choose_backend(model.device, model.dtype))
+    backend = native.NativeBackend(team, [call.heads for call in inspection.calls], inspection.layers)
+    return Modules(model, backend, native=True)
 
 
-def _decoder_type() -> type[Decoder] | None:
-    """None where numba, which compiles it, is not installed."""
+def _native() -> Any:
+    """The package of what numba compiles; None where it is not installed."""
     try:
-        from engine.model.decoder import Decoder
+        from engine.model import native
     except ImportError as e:
         log.warning("the model runs in plain torch, which is slow: %s", e)
         return None
-    return Decoder
+    return native
 
 
 def cores() -> int:

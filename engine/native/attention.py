@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from engine.attention.kernels import _LOWEST, _cap, _exp, _prefetch_block, _score_block, _sum_block
+from engine.native.functions import LOWEST, cap, exp
+from engine.native.products import prefetch_block, score_block, sum_block
 
 SEGMENT = 256  # tokens of a segment, or one block where that is more
 MAX_QUERIES = 16  # of one tile
@@ -32,7 +33,7 @@ def _top(scores: Any) -> Any:
 @njit(nogil=True, fastmath={"contract", "nsz"})
 def _powers(scores: Any, top: Any) -> None:
     for t in range(scores.size):
-        scores[t] = _exp(scores[t] - top)
+        scores[t] = exp(scores[t] - top)
 
 
 @njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -56,26 +57,26 @@ def attend_segment(
 ) -> None:  # fmt: skip
     """What one segment adds for a tile's scaled queries, `group` heads of each of its tokens.
 
-    rows [lines, dim], keys [blocks, kv_heads, dim, size], values [blocks, kv_heads, size, dim], scores
-    [lines, segment]. Writes to `result`, (sums [lines, dim], tops [lines], totals [lines]): the weighted sum of
+    rows [lines, dim], keys [blocks, kv_heads, dim, size], values [blocks, kv_heads, size, value_dim], scores
+    [lines, segment]. Writes to `result`, (sums [lines, value_dim], tops [lines], totals [lines]): the weighted sum of
     values, the greatest score, and the sum of exponentials relative to it.
     """
     sums, tops, totals = result
     position, count = tile[3], tile[2]
     lines = count * group
-    kv_heads, dim, size = keys.shape[1], keys.shape[2], keys.shape[3]
+    kv_heads, dim, size, value_dim = keys.shape[1], keys.shape[2], keys.shape[3], values.shape[3]
     width = scores.shape[1]
     begin = segment * width
     first = begin // size
     stop = min(first + width // size, (position + count - 1) // size + 1)
     if window > 0:  # blocks that no query of the tile sees
         first = max(first, min(stop, max(0, position + 1 - window) // size))
-    block = size * dim
+    block, value_block = size * dim, size * value_dim
     for b in range(first, stop):
         if b + 1 < stop:
-            _prefetch_block(keys, (table[b + 1] * kv_heads + head) * block, block)
+            prefetch_block(keys, (table[b + 1] * kv_heads + head) * block, block)
         at = (table[b] * kv_heads + head) * block
-        _score_block(rows, lines, keys, at, scores, b * size - begin, width, size, dim)
+        score_block(rows, lines, keys, at, scores, b * size - begin, width, size, dim)
     for r in range(lines):
         own = position + r // group
         high = min(width, own + 1 - begin)
@@ -86,9 +87,9 @@ def attend_segment(
             tops[r], totals[r] = _NONE, np.float32(0.0)
             continue
         if softcap > 0:
-            _cap(line[low:high], softcap)
-        line[:low] = _LOWEST
-        line[high:] = _LOWEST
+            cap(line[low:high], softcap)
+        line[:low] = LOWEST
+        line[high:] = LOWEST
         top = _top(line[low:high])
         _powers(line, top)
         line[:low] = np.float32(0.0)
@@ -97,9 +98,9 @@ def attend_segment(
     sums[:lines] = np.float32(0.0)
     for b in range(first, stop):
         if b + 1 < stop:
-            _prefetch_block(values, (table[b + 1] * kv_heads + head) * block, block)
-        at = (table[b] * kv_heads + head) * block
-        _sum_block(scores, b * size - begin, width, lines, values, at, sums, size, dim)
+            prefetch_block(values, (table[b + 1] * kv_heads + head) * value_block, value_block)
+        at = (table[b] * kv_heads + head) * value_block
+        sum_block(scores, b * size - begin, width, lines, values, at, sums, size, value_dim)
 
 
 @njit(nogil=True)
@@ -111,8 +112,8 @@ def fold(lines: int, result: tuple[Any, Any, Any], later: tuple[Any, Any, Any]) 
         if more_totals[r] == 0:
             continue
         top = max(tops[r], more_tops[r])
-        kept = _exp(tops[r] - top) if totals[r] > 0 else np.float32(0.0)
-        added = _exp(more_tops[r] - top)
+        kept = exp(tops[r] - top) if totals[r] > 0 else np.float32(0.0)
+        added = exp(more_tops[r] - top)
         totals[r] = totals[r] * kept + more_totals[r] * added
         tops[r] = top
         for d in range(sums.shape[1]):
@@ -125,8 +126,8 @@ def finish(sums: Any, top: Any, total: Any, sink: Any, has_sink: bool, out: Any)
     scale = np.float32(1.0)
     if has_sink:
         highest = max(top, sink)
-        scale = _exp(top - highest)
-        total = total * scale + _exp(sink - highest)
+        scale = exp(top - highest)
+        total = total * scale + exp(sink - highest)
     scale /= total
     for d in range(out.size):
         out[d] = sums[d] * scale

@@ -3,7 +3,6 @@ by claiming pieces from a counter."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ from numba import (  # type: ignore[attr-defined]
     njit,
 )
 
-from engine.attention.kernels import _exp
 from engine.native import tape as t
 from engine.native.attention import MAX_LINES, attend_segment, finish, fold, segment_size
 from engine.native.formats import GROUP as _GROUP
+from engine.native.functions import activate, cap, silu
 from engine.native.intrinsics import call_reader, call_tile, fetch_add, float32_at, int16_at, int32_at, int64_at
 
 PANELS = 4  # of one claim
@@ -23,22 +22,6 @@ BAND = 16  # tiles' height of one claim
 _FLOAT = 4  # bytes
 
 _compiled = njit(nogil=True)
-
-
-@_compiled
-def silu(x: Any) -> Any:
-    e = _exp(-abs(x))
-    return x / (np.float32(1.0) + e) if x >= 0 else x * e / (np.float32(1.0) + e)
-
-
-@_compiled
-def _activate(x: Any, kind: int) -> Any:
-    if kind == t.GELU:
-        return np.float32(0.5) * x * np.float32(1.0 + math.erf(x * 0.7071067811865476))
-    y = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-    e = _exp(np.float32(-2.0) * abs(y))
-    tanh = (np.float32(1.0) - e) / (np.float32(1.0) + e)
-    return np.float32(0.5) * x * (np.float32(1.0) + (tanh if y >= 0 else -tanh))
 
 
 @_compiled
@@ -122,6 +105,41 @@ def norm(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
 
 
 @_compiled
+def add(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
+    size, rows = op[t.IN], step[t.TOKENS]
+    weight = carray(float32_at(op[t.WEIGHT]), size)
+    r = claim(step, line)
+    while r < rows:
+        row = carray(float32_at(op[t.A] + r * op[t.LDA] * _FLOAT), size)
+        out = carray(float32_at(op[t.C] + r * op[t.LDC] * _FLOAT), size)
+        if op[t.WEIGHT]:
+            normed = scratch[:size]
+            _normalize(row, weight, floats[0], normed)
+            _add_scaled(normed, floats[1], out)
+        else:
+            _add_scaled(row, floats[1], out)
+        r = claim(step, line)
+
+
+@njit(nogil=True, fastmath={"contract"})
+def _add_scaled(row: Any, scale: Any, out: Any) -> None:
+    for i in range(row.size):
+        out[i] += row[i] * scale
+
+
+@_compiled
+def cap_logits(op: Any, floats: Any, step: Any, line: int) -> None:
+    r = claim(step, line)
+    while r < step[t.LOGITS]:
+        row = carray(float32_at(op[t.C] + r * op[t.LDC] * _FLOAT), op[t.IN])
+        for i in range(row.size):
+            row[i] *= floats[0]
+        if floats[1] > 0:
+            cap(row, floats[1])
+        r = claim(step, line)
+
+
+@_compiled
 def _tiles(op: Any, first: int, rows: int, panel: int, panels: int, c: int, ldc: int) -> None:
     """`panels` panels from `panel` on, for `rows` rows from `first` on, to the address `c`."""
     tiles = carray(int64_at(op[t.TILES]), (rows + 1, 3))
@@ -137,7 +155,7 @@ def _tiles(op: Any, first: int, rows: int, panel: int, panels: int, c: int, ldc:
             function,
             (
                 a, op[t.LDA], op[t.WEIGHT] + at * op[t.PANEL], op[t.PANEL],
-                init + at * width * _FLOAT * (op[t.KIND] == t.LINEAR), op[t.LDI],
+                init + at * width * _FLOAT, op[t.LDI],
                 c + done * width * _FLOAT, ldc, op[t.IN],
             ),
         )  # fmt: skip
@@ -188,7 +206,7 @@ def _gate(op: Any, first: int, count: int, panel: int, panels: int, width: int, 
                     out[j] = silu(gates[j]) * ups[j]
             else:
                 for j in range(width):
-                    out[j] = _activate(gates[j], op[t.ACTIVATION]) * ups[j]
+                    out[j] = activate(gates[j], op[t.ACTIVATION]) * ups[j]
 
 
 @_compiled
@@ -202,17 +220,19 @@ def _rotate_head(head: Any, cos: Any, sin: Any, half: int) -> None:
 @_compiled
 def rotate(op: Any, floats: Any, step: Any, line: int) -> None:
     heads, kv_heads, dim, half = op[t.HEADS], op[t.KV_HEADS], op[t.DIM], op[t.ROTARY] // 2
-    size = step[t.BLOCK_SIZE]
+    size, both = step[t.BLOCK_SIZE], heads + kv_heads
     positions = carray(int64_at(step[t.POSITIONS]), step[t.TOKENS])
     slots = carray(int64_at(step[t.SLOTS]), step[t.TOKENS])
     keys, values = _layer_cache(op, step)
     token = claim(step, line)
     while token < positions.size:
-        row = carray(float32_at(op[t.QKV] + token * (heads + 2 * kv_heads) * dim * _FLOAT), (heads + 2 * kv_heads, dim))
+        at = op[t.QKV] + token * op[t.LDQ] * _FLOAT
+        row = carray(float32_at(at), (both, dim))
+        own_values = carray(float32_at(at + both * dim * _FLOAT), (kv_heads, op[t.VALUE_DIM]))
         cos = carray(float32_at(op[t.COS] + positions[token] * half * _FLOAT), half)
         sin = carray(float32_at(op[t.SIN] + positions[token] * half * _FLOAT), half)
         block, offset = slots[token] // size, slots[token] % size
-        for h in range(heads + kv_heads):
+        for h in range(both):
             weight = op[t.Q_NORM] if h < heads else op[t.K_NORM]
             if weight:
                 _normalize(row[h], carray(float32_at(weight), dim), floats[1], row[h])
@@ -224,18 +244,17 @@ def rotate(op: Any, floats: Any, step: Any, line: int) -> None:
         for h in range(kv_heads):
             for d in range(dim):
                 keys[block, h, d, offset] = row[heads + h, d]
-            for d in range(dim):
-                values[block, h, offset, d] = row[heads + kv_heads + h, d]
+            for d in range(op[t.VALUE_DIM]):
+                values[block, h, offset, d] = own_values[h, d]
         token = claim(step, line)
 
 
 @_compiled
 def _load_rows(op: Any, tile: Any, head: int, rows: Any) -> None:
     """The tile's queries for one kv head: `group` heads of each of its tokens."""
-    heads, kv_heads, dim = op[t.HEADS], op[t.KV_HEADS], op[t.DIM]
-    group = heads // kv_heads
+    group, dim = op[t.HEADS] // op[t.KV_HEADS], op[t.DIM]
     for i in range(tile[2]):
-        at = op[t.QKV] + ((tile[1] + i) * (heads + 2 * kv_heads) + head * group) * dim * _FLOAT
+        at = op[t.QKV] + ((tile[1] + i) * op[t.LDQ] + head * group * dim) * _FLOAT
         source = carray(float32_at(at), (group, dim))
         for g in range(group):
             for d in range(dim):
@@ -245,24 +264,24 @@ def _load_rows(op: Any, tile: Any, head: int, rows: Any) -> None:
 @_compiled
 def _write_rows(op: Any, tile: Any, head: int, result: tuple[Any, Any, Any]) -> None:
     sums, tops, totals = result
-    heads, dim = op[t.HEADS], op[t.DIM]
+    heads, dim = op[t.HEADS], op[t.VALUE_DIM]
     group = heads // op[t.KV_HEADS]
     for r in range(tile[2] * group):
         query_head = head * group + r % group
-        out = carray(float32_at(op[t.OUT] + ((tile[1] + r // group) * heads + query_head) * dim * _FLOAT), dim)
+        out = carray(float32_at(op[t.OUT] + ((tile[1] + r // group) * op[t.LDO] + query_head * dim) * _FLOAT), dim)
         sink = carray(float32_at(op[t.SINKS]), heads)[query_head] if op[t.SINKS] else np.float32(0.0)
         finish(sums[r], tops[r], totals[r], sink, op[t.SINKS] != 0, out)
 
 
 @_compiled
 def _layer_cache(op: Any, step: Any) -> tuple[Any, Any]:
-    """A layer's keys [blocks, kv_heads, dim, size] and values [blocks, kv_heads, size, dim]."""
+    """A layer's keys [blocks, kv_heads, dim, size] and values [blocks, kv_heads, size, value_dim]."""
     blocks, kv_heads, dim, size = step[t.NUM_BLOCKS], op[t.KV_HEADS], op[t.DIM], step[t.BLOCK_SIZE]
     layer = op[t.LAYER]
     key_address = carray(int64_at(step[t.KEYS]), layer + 1)[layer]
     value_address = carray(int64_at(step[t.VALUES]), layer + 1)[layer]
     keys = carray(float32_at(key_address), (blocks, kv_heads, dim, size))
-    return keys, carray(float32_at(value_address), (blocks, kv_heads, size, dim))
+    return keys, carray(float32_at(value_address), (blocks, kv_heads, size, op[t.VALUE_DIM]))
 
 
 @_compiled
@@ -275,13 +294,13 @@ def _reach(op: Any, tile: Any, width: int) -> tuple[int, int]:
 @_compiled
 def attend(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
     """Each piece is a tile of queries and a kv head, or, where there are few of those, one segment for them."""
-    kv_heads, dim, window, softcap = op[t.KV_HEADS], op[t.DIM], op[t.WINDOW], floats[0]
+    kv_heads, dim, window, softcap = op[t.KV_HEADS], op[t.VALUE_DIM], op[t.WINDOW], floats[0]
     group, width, segments = op[t.HEADS] // kv_heads, segment_size(step[t.BLOCK_SIZE]), step[t.SEGMENTS]
     keys, values = _layer_cache(op, step)
     tiles = carray(int32_at(step[t.TILE_LIST]), (step[t.TILE_COUNT], 4))
     lines = max(MAX_LINES, group)
-    at = lines * dim
-    rows = scratch[:at].reshape(lines, dim)
+    at = lines * op[t.DIM]
+    rows = scratch[:at].reshape(lines, op[t.DIM])
     sums, more = _result(scratch[at:], lines, dim), _result(scratch[at + lines * (dim + 2) :], lines, dim)
     begin = at + 2 * lines * (dim + 2)
     scores = scratch[begin : begin + lines * width].reshape(lines, width)
@@ -323,7 +342,7 @@ def _partial(step: Any, piece: int, lines: int, dim: int) -> Any:
 @_compiled
 def combine(op: Any, step: Any, line: int) -> None:
     """Puts together what the segments of a tile gave, where they were computed apart."""
-    segments, kv_heads, dim = step[t.SEGMENTS], op[t.KV_HEADS], op[t.DIM]
+    segments, kv_heads, dim = step[t.SEGMENTS], op[t.KV_HEADS], op[t.VALUE_DIM]
     if segments == 0:
         return
     width, group = segment_size(step[t.BLOCK_SIZE]), op[t.HEADS] // kv_heads

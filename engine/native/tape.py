@@ -7,11 +7,11 @@ changes from step to step stands in the step record.
 
 from __future__ import annotations
 
-WIDTH = 16  # numbers of a line
+WIDTH = 20  # numbers of a line
 FLOATS = 4  # float32 constants of a line
 
 # Operations. Operands are named by their index in the line.
-EMBED, NORM, LINEAR, GATED, ROTATE, ATTEND, COMBINE = range(7)
+EMBED, NORM, LINEAR, GATED, ROTATE, ATTEND, COMBINE, ADD, CAP = range(9)
 
 KIND = 0
 
@@ -27,13 +27,18 @@ READER, COLUMNS, ROW_BYTES = 1, 2, 4
 # integer tiles, FILLED numbers long. Of the rows whose logits are wanted where OF_LOGITS is 1.
 LIMIT, FILLED = 7, 8
 
+# ADD: c += floats[1] * a, or a's RMS norm where WEIGHT is not 0; floats[0]: epsilon. Shares A, LDA, WEIGHT, IN, C, LDC.
+# CAP: rows of logits, c = c * floats[0], and where floats[1] > 0 c = floats[1] * tanh(c / floats[1]). C, LDC, IN.
+
 # ROTATE: rotary embedding of queries and keys, in place, and the cache's new entries.
-# QKV: [T, heads + 2 · kv_heads, dim]. COS, SIN: [positions, ROTARY / 2], 0 for none. Q_NORM, K_NORM: [dim] or 0.
+# QKV: [T, LDQ], in each row heads and kv_heads of DIM numbers, then kv_heads of VALUE_DIM. COS, SIN:
+# [positions, ROTARY / 2], 0 for none. Q_NORM, K_NORM: [dim] or 0.
 # floats[0]: what queries are multiplied by; floats[1]: epsilon.
 QKV, HEADS, KV_HEADS, DIM, LAYER, COS, SIN, ROTARY, Q_NORM, K_NORM = range(1, 11)
 
-# ATTEND: OUT [T, heads, dim]. WINDOW: tokens that a query sees, 0 for all. SINKS: [heads] or 0. floats[0]: soft cap.
-OUT, WINDOW, SINKS = 11, 12, 13
+# ATTEND: OUT [T, LDO], in each row heads of VALUE_DIM numbers. WINDOW: tokens that a query sees, 0 for all.
+# SINKS: [heads] or 0. floats[0]: soft cap.
+OUT, WINDOW, SINKS, VALUE_DIM, LDQ, LDO = range(11, 17)
 
 # The step record.
 (

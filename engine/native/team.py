@@ -81,6 +81,10 @@ def run_tape(address: int, rounds: int, scratch: Any) -> int:
             o.combine(op, step, i)
         elif kind == t.EMBED:
             o.embed(op, floats, step, i)
+        elif kind == t.ADD:
+            o.add(op, floats, step, i, scratch)
+        elif kind == t.CAP:
+            o.cap_logits(op, floats, step, i)
         if threads > 1:
             rounds += 1
             _meet(barrier, rounds * threads)

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from common.config import Config, EngineConfig, ModelConfig
 from common.models import ModelError
+from engine.attention.reference import ReferenceBackend
 from engine.model.decorators import strip_decorators
 from engine.model.modules import Modules
 from engine.model.probe import make_batch
@@ -136,19 +137,20 @@ def test_every_layer_loses_its_decorators(modules: Modules) -> None:
     assert strip_decorators(modules.model) > 6 * 2
 
 
-def test_small_steps_run_on_one_thread_and_large_or_single_ones_on_all(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = load_runner(tiny_folder, impl="transformers")
-    runner.allocate(40, 16)
-    used: list[int] = []
-    monkeypatch.setattr(runner.executor, "_threads", 2)
-    monkeypatch.setattr("engine.model.modules.torch.set_num_threads", used.append)
-    monkeypatch.setattr("engine.model.modules.torch.get_num_threads", lambda: used[-1] if used else 0)
-    for rows in (1, 16, 200):
-        batch = make_batch([[1]] * rows, [0] * rows, [[0]] * rows, 16, runner.device)
-        runner.forward(batch)
-    assert used == [2, 1, 2]
+def test_torch_itself_runs_on_one_thread_beside_native_layers(zoo_folder: Zoo) -> None:
+    modules = load_runner(zoo_folder("llama"), impl="transformers")
+    modules.allocate(4, 16)
+    torch.set_num_threads(2)
+    modules.forward(make_batch([[1]], [0], [[1]], 16, modules.device))
+    assert torch.get_num_threads() == 1
+
+
+def test_without_numba_a_model_runs_in_plain_torch(zoo_folder: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "engine.model.native", None)
+    monkeypatch.delattr("engine.model.native", raising=False)
+    plain = load_runner(zoo_folder("llama"))
+    assert isinstance(plain.executor, Modules)
+    assert isinstance(plain.executor.backend, ReferenceBackend)
 
 
 def test_the_cost_of_a_step_never_falls_with_its_tokens(runner: ModelRunner) -> None:

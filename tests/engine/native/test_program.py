@@ -153,7 +153,18 @@ class Attention:
         source, self.out = self.program.buffer(qkv.shape[1]), self.program.buffer(HEADS * DIM)
         self.program.embed(qkv, source)
         self.program.attention(
-            source, 0, HEADS, KV_HEADS, DIM, self.out, DIM**-0.5, None, None, 0.0, window, softcap, self.sinks
+            source,
+            0,
+            HEADS,
+            LayerShape(KV_HEADS, DIM, DIM),
+            self.out,
+            DIM**-0.5,
+            None,
+            None,
+            0.0,
+            window,
+            softcap,
+            self.sinks,
         )
         blocks = -(-len(qkv) // BLOCK)
         self.table = [1 + (7 * i) % blocks for i in range(blocks)] if blocks % 7 else list(range(1, blocks + 1))

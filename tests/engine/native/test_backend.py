@@ -11,15 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.backends import choose_backend
 from engine.attention.cache import KVCache, LayerShape
-from engine.attention.cpu import CpuBackend
 from engine.attention.interface import Backend
 from engine.attention.reference import ReferenceBackend, attend_dense
 from engine.model.batch import Batch
 from engine.model.probe import make_batch
+from engine.native.backend import NativeBackend
+from engine.native.team import Team
 
 CPU = torch.device("cpu")
+TEAM = Team(2)
+
+
+def native(kv_heads: int, group: int, key_dim: int, value_dim: int, team: Team = TEAM) -> NativeBackend:
+    return NativeBackend(team, [kv_heads * group], [LayerShape(kv_heads, key_dim, value_dim)])
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,8 @@ def both(case: Case, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, KVCache
     )
     sinks = torch.randn(heads) if case.sinks else None
     outputs = []
-    backends: list[Backend] = [ReferenceBackend(), CpuBackend()]
+    fast = native(case.kv_heads, case.group, case.key_dim, case.value_dim)
+    backends: list[Backend] = [ReferenceBackend(), fast]
     for backend, cache in zip(backends, caches, strict=True):
         backend.begin(batch, cache)
         outputs.append(backend.attend(0, query, key, value, case.key_dim**-0.5, case.window, case.softcap, sinks))
@@ -105,13 +111,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_cpu_backend_equals_the_reference(name: str) -> None:
+def test_the_native_backend_equals_the_reference(name: str) -> None:
     assert_equal(CASES[name])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32, 48])
 @pytest.mark.parametrize("dim", [32, 64, 80, 128])
-def test_the_cpu_backend_equals_the_reference_at_every_geometry(block_size: int, dim: int) -> None:
+def test_the_native_backend_equals_the_reference_at_every_geometry(block_size: int, dim: int) -> None:
     assert_equal(Case(((1, 90), (30, 64), (1, 5)), block_size=block_size, key_dim=dim, value_dim=dim, group=3))
 
 
@@ -140,7 +146,7 @@ def test_scores_of_any_size_keep_their_softmax(scale: float) -> None:
     batch, blocks = batch_of(case, 0)
     query, key, value = (torch.randn(n, 6, 16) for n in (4, 2, 2))
     outputs = []
-    for backend in (ReferenceBackend(), CpuBackend()):
+    for backend in (ReferenceBackend(), native(2, 2, 16, 16)):
         cache = KVCache([LayerShape(2, 16, 16)], blocks, 16, torch.float32, CPU)
         backend.begin(batch, cache)
         outputs.append(backend.attend(0, query * scale, key, value, 1.0, 0, 0.0, None))
@@ -165,6 +171,24 @@ def test_the_reference_is_the_softmax_written_out(window: int, softcap: float, s
             torch.testing.assert_close(found[i, head], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_layers_may_differ_in_shape() -> None:
+    shapes, heads = [LayerShape(2, 16, 16), LayerShape(1, 24, 8)], [4, 5]
+    torch.manual_seed(0)
+    batch, blocks = batch_of(Case(((1, 90), (30, 64))), 0)
+    outputs: list[list[torch.Tensor]] = []
+    for backend in (ReferenceBackend(), NativeBackend(TEAM, heads, shapes)):
+        torch.manual_seed(1)
+        cache = KVCache(shapes, blocks, 16, torch.float32, CPU)
+        backend.begin(batch, cache)
+        outputs.append([])
+        for layer, (shape, h) in enumerate(zip(shapes, heads, strict=True)):
+            sizes = ((h, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))
+            query, key, value = (torch.randn(n, batch.token_ids.numel(), dim) for n, dim in sizes)
+            outputs[-1].append(backend.attend(layer, query, key, value, 0.2, 0, 0.0, None))
+    for found, expected in zip(outputs[1], outputs[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_context_is_not_changed_by_its_neighbours() -> None:
     """Row-wise: the same sequence alone and among others gives the same bits."""
     case = Case(((1, 90), (30, 64), (1, 33)))
@@ -174,7 +198,7 @@ def test_a_context_is_not_changed_by_its_neighbours() -> None:
     cache = KVCache([LayerShape(2, 16, 16)], blocks, 16, torch.float32, CPU)
     cache.keys[0].normal_()
     cache.values[0].normal_()
-    backend = CpuBackend()
+    backend = native(2, 2, 16, 16)
     backend.begin(batch, cache)
     together = backend.attend(0, query, key, value, 0.25, 0, 0.0, None)
     row = batch.block_tables[2].tolist()
@@ -183,11 +207,3 @@ def test_a_context_is_not_changed_by_its_neighbours() -> None:
     assert torch.equal(
         backend.attend(0, query[:, 31:], key[:, 31:], value[:, 31:], 0.25, 0, 0.0, None)[0], together[31]
     )
-
-
-def test_the_backend_follows_device_dtype_and_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_backend(CPU, torch.float32).name == "cpu"
-    assert choose_backend(CPU, torch.bfloat16).name == "reference"
-    assert choose_backend(torch.device("cuda"), torch.float32).name == "reference"
-    monkeypatch.setitem(__import__("sys").modules, "engine.attention.cpu", None)
-    assert choose_backend(CPU, torch.float32).name == "reference"
