@@ -1,4 +1,4 @@
-"""Families whose whole forward pass is one tape: RMS norm, rotary attention, gated MLP, nothing between.
+"""A model whose whole forward pass is one tape: RMS norms, rotary attention, gated MLPs, nothing between.
 
 What a layer asks of attention (scale, window, soft cap, sinks) is taken from the load gate's inspection of the
 untouched model, and the gate compares the finished tape with it, so a wrong reading of a family cannot be served.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from engine.attention.cache import KVCache
+from engine.model.anatomy import Anatomy, Layer, Norm
 from engine.model.batch import Batch
 from engine.model.gate import Inspection
 from engine.native import tape as t
@@ -20,8 +20,9 @@ from engine.native.kernels import kernels
 from engine.native.program import Buffer, Program, interleave
 from engine.native.team import Team
 
-_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ACTIVATIONS = {"silu": t.SILU, "swish": t.SILU, "gelu_pytorch_tanh": t.GELU_TANH, "gelu": t.GELU}
+
+Rotations = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Decoder:
@@ -29,80 +30,100 @@ class Decoder:
 
     invariant = True
 
-    @staticmethod
-    def supports(model: PreTrainedModel) -> bool:
-        """Whether the model's layers are what a tape is made for."""
-        config: Any = model.config
-        layers = getattr(getattr(model, "model", None), "layers", None)
-        if config.model_type not in _FAMILIES or not layers or config.hidden_act not in _ACTIVATIONS:
-            return False
-        return all(layer.self_attn.o_proj.bias is None and layer.mlp.down_proj.bias is None for layer in layers)
-
-    def __init__(self, model: PreTrainedModel, inspection: Inspection, positions: int, format: str, team: Team) -> None:
-        """Packs the weights of `model`, whose own are given up one by one."""
-        self._format = format
+    def __init__(self, anatomy: Anatomy, inspection: Inspection, rotations: Rotations, format: str, team: Team) -> None:
+        """Packs the weights of the model that `anatomy` refers to; its own are given up one by one."""
+        self._format, self._inspection, self._rotations = format, inspection, rotations
         self._program = program = Program(team)
-        config: Any = model.config
-        body: Any = model.model
-        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        tied = head.weight is body.embed_tokens.weight
-        self._rotary = _rotary(body.rotary_emb, positions)
-        self.vocab_size = config.vocab_size
-        packed_head = self._pack(head, format=head_format(format))
-        table: torch.Tensor | Packed = packed_head
+        self._factor = anatomy.residual_factor
+        self._activation = _ACTIVATIONS[anatomy.activation]
+        self._buffers: dict[tuple[str, int], Buffer] = {}
+        head, embedding = anatomy.head, anatomy.embedding
+        self.vocab_size: int = head.weight.shape[0]
+        tied = head.weight is embedding.weight
+        packed = self._pack(head, format=head_format(format))
+        table: torch.Tensor | Packed = packed
         if not tied:
-            stored = torch.float16 if packed_head.format.is_integer else packed_head.format.dtype
-            table = body.embed_tokens.weight.detach().to(stored)
-        body.embed_tokens.weight = None
-        hidden = program.buffer(config.hidden_size)
-        program.embed(table, hidden)
-        self._buffers: dict[str, Buffer] = {"hidden": hidden}
-        for index, layer in enumerate(body.layers):
-            self._layer(index, layer, inspection)
-        self._logits = program.buffer(config.vocab_size)
-        normed = self._buffers["normed"]
-        program.norm(hidden, body.norm.weight, body.norm.variance_epsilon, normed, packed_head, of_logits=True)
-        program.linear(normed, packed_head, self._logits, bias=head.bias, of_logits=True)
+            stored = torch.float16 if packed.format.is_integer else packed.format.dtype
+            table = embedding.weight.detach().to(stored)
+        embedding.weight = None
+        self._hidden = program.buffer(packed.in_features)
+        program.embed(table, self._hidden, anatomy.embed_factor)
+        for index, layer in enumerate(anatomy.layers):
+            self._attention(index, layer)
+            self._mlp(layer)
+        self._logits = program.buffer(packed.out_features)
+        normed = self._norm(self._hidden, anatomy.norm, packed, of_logits=True)
+        program.linear(normed, packed, self._logits, bias=_bias(head), of_logits=True)
+        if anatomy.logit_factor != 1 or anatomy.logit_softcap:
+            program.cap(self._logits, anatomy.logit_factor, anatomy.logit_softcap)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """The logits of `batch.logits_index`, [n, V] float32, good until the next step."""
         return self._program.run(batch, cache, self._logits)[:, : self.vocab_size]
 
-    def _layer(self, index: int, layer: Any, inspection: Inspection) -> None:
-        program, attention, mlp = self._program, layer.self_attn, layer.mlp
-        shape, call = inspection.layers[index], inspection.calls[index]
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        bias = None if attention.q_proj.bias is None else torch.cat([p.bias.detach().float() for p in projections])
-        heads = attention.q_proj.out_features // shape.key_dim
-        into_qkv, into_hidden = self._pack(*projections), self._pack(attention.o_proj)
-        gates = interleave(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), 2 * kernels().lanes)
-        mlp.gate_proj.weight = mlp.up_proj.weight = None
-        into_inner, down = pack(gates, self._format, kernels().lanes), self._pack(mlp.down_proj)
-        if index == 0:
-            self._buffers |= {
-                "normed": program.activations(into_qkv),
-                "qkv": program.buffer(into_qkv.out_features),
-                "attended": program.buffer(into_hidden.in_features),
-                "attended ready": program.activations(into_hidden),
-                "inner": program.buffer(down.in_features),
-                "inner ready": program.activations(down),
-            }
-        b = self._buffers
-        norm = layer.input_layernorm
-        program.norm(b["hidden"], norm.weight, norm.variance_epsilon, b["normed"], into_qkv)
-        program.linear(b["normed"], into_qkv, b["qkv"], bias=bias)
+    def _attention(self, index: int, layer: Layer) -> None:
+        program, shape, call = self._program, self._inspection.layers[index], self._inspection.calls[index]
+        biases = [_bias(part) for part in layer.qkv]
+        bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+        into_qkv = self._pack(*layer.qkv)
+        qkv = self._buffer("qkv", into_qkv.out_features)
+        program.linear(self._norm(self._hidden, layer.before_attention, into_qkv), into_qkv, qkv, bias=bias)
+        width = call.heads * shape.key_dim
+        if layer.wide_norms is not None:
+            for norm, at in zip(layer.wide_norms, (0, width), strict=True):
+                part = Buffer(qkv.index, qkv.width, at)
+                program.norm(part, norm.scales, norm.epsilon, part)
+        norms = layer.head_norms
+        attended = self._buffer("attended", call.heads * shape.value_dim)
         program.attention(
-            b["qkv"], index, heads, shape, b["attended"], call.scaling, self._rotary,
-            (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
-            norm.variance_epsilon, call.window, call.softcap, call.sinks,
+            qkv, index, call.heads, shape, attended, call.scaling,
+            None if layer.rotary is None else self._rotations[layer.rotary],
+            norms and (norms[0].scales, norms[1].scales), norms[0].epsilon if norms else 0.0,
+            call.window, call.softcap, call.sinks,
         )  # fmt: skip
-        source = program.prepared(b["attended"], into_hidden, b["attended ready"])
-        program.linear(source, into_hidden, b["hidden"], residual=b["hidden"])
-        norm = layer.post_attention_layernorm
-        program.norm(b["hidden"], norm.weight, norm.variance_epsilon, b["normed"], into_inner)
-        program.gated(b["normed"], into_inner, b["inner"], _ACTIVATIONS[mlp.config.hidden_act])
-        source = program.prepared(b["inner"], down, b["inner ready"])
-        program.linear(source, down, b["hidden"], residual=b["hidden"])
+        self._to_hidden(attended, layer.out, layer.after_attention)
+
+    def _mlp(self, layer: Layer) -> None:
+        lanes = kernels().lanes
+        parts, biases = [], []
+        for module in layer.gate_up:
+            parts += module.weight.detach().chunk(3 - len(layer.gate_up))
+            if module.bias is not None:
+                biases += [b[:, None] for b in module.bias.detach().chunk(3 - len(layer.gate_up))]
+            module.weight = None
+        inner = self._buffer("inner", parts[0].shape[0])
+        weight = pack(interleave(parts[0], parts[1], 2 * lanes), self._format, lanes)
+        bias = interleave(biases[0], biases[1], 2 * lanes)[:, 0] if biases else None
+        source = self._norm(self._hidden, layer.before_mlp, weight)
+        self._program.gated(source, weight, inner, self._activation, bias)
+        self._to_hidden(inner, layer.down, layer.after_mlp)
+
+    def _to_hidden(self, source: Buffer, layer: Any, norm: Norm | None) -> None:
+        """hidden += factor · norm(layer(source))."""
+        weight, bias, program = self._pack(layer), _bias(layer), self._program
+        source = self._norm(source, None, weight)
+        if norm is None and bias is None and self._factor == 1:
+            program.linear(source, weight, self._hidden, residual=self._hidden)
+            return
+        result = self._buffer("result", weight.out_features)
+        program.linear(source, weight, result, bias=bias)
+        scales, epsilon = (norm.scales, norm.epsilon) if norm else (None, 0.0)
+        program.add(result, scales, epsilon, self._hidden, self._factor)
+
+    def _norm(self, source: Buffer, norm: Norm | None, weight: Packed, of_logits: bool = False) -> Buffer:
+        """`source` normed, if there is a norm, in the form in which `weight` is multiplied with it."""
+        if norm is None and not weight.format.is_integer:
+            return source
+        into = self._buffer("ready", self._program.activation_floats(weight))
+        scales, epsilon = (norm.scales, norm.epsilon) if norm else (None, 0.0)
+        self._program.norm(source, scales, epsilon, into, weight, of_logits)
+        return into
+
+    def _buffer(self, name: str, width: int) -> Buffer:
+        """One buffer for all that is called so and is as wide; layers take turns."""
+        if (name, width) not in self._buffers:
+            self._buffers[name, width] = self._program.buffer(width)
+        return self._buffers[name, width]
 
     def _pack(self, *layers: Any, format: str | None = None) -> Packed:
         """Linear layers side by side, in the model's format or another. Their own weights are given up."""
@@ -112,8 +133,5 @@ class Decoder:
         return pack(weight, format or self._format, kernels().lanes)
 
 
-def _rotary(module: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, [positions, half of the rotated numbers] float32, as the model computes them."""
-    cos, sin = module(torch.zeros(1, dtype=torch.float32), torch.arange(positions)[None])
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
+def _bias(layer: Any) -> torch.Tensor | None:
+    return None if layer.bias is None else layer.bias.detach().float()

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from engine.model.anatomy import rms_norm
 from engine.model.experts import Experts, RouterWeight, is_experts, is_router
 from engine.native.formats import FORMATS, head_format, pack
 from engine.native.kernels import kernels
@@ -45,7 +46,8 @@ def pack_layers(model: PreTrainedModel, format: str, team: Team) -> None:
             del child._parameters["weight"]
             child.weight = RouterWeight.of(weight, _linear(team, "float32", weight, None))
         elif type(child).__name__.endswith("RMSNorm"):
-            layer = _norm(child, team)
+            norm = rms_norm(child)
+            layer = FusedNorm(norm.scales, norm.epsilon, team) if norm else None
         if layer is not None:
             setattr(parent, name, layer)
             _free(child)
@@ -79,24 +81,6 @@ def _weights(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight = layer.weight.detach()
     bias = None if layer.bias is None else layer.bias.detach()
     return weight.t() if isinstance(layer, Conv1D) else weight, bias
-
-
-def _norm(module: Any, team: Team) -> FusedNorm | None:
-    """What computes the same as an RMS norm whose weight is used as it is, or counted from one; None for others."""
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    weight = getattr(module, "weight", None)
-    if epsilon is None or weight is None or weight.dim() != 1:
-        return None
-    x = torch.randn(_PROBED_ROWS, weight.numel(), generator=torch.Generator().manual_seed(0))
-    try:
-        expected = module(x)
-    except TypeError:  # it wants more than its input
-        return None
-    for scales in (weight.detach(), 1 + weight.detach()):
-        found = FusedNorm(scales, float(epsilon), team)
-        if torch.allclose(found(x), expected, rtol=1e-5, atol=1e-6):
-            return found
-    return None
 
 
 def _free(module: nn.Module) -> None:

@@ -21,6 +21,7 @@ from common.models import ModelError
 from engine.attention.cache import KVCache, LayerShape, bytes_per_block
 from engine.attention.reference import ReferenceBackend
 from engine.model import gate
+from engine.model.anatomy import read, rotations
 from engine.model.batch import Batch
 from engine.model.decorators import strip_decorators
 from engine.model.invariance import is_invariant
@@ -158,9 +159,10 @@ def make_executor(
         strip_decorators(model)
         return Modules(model, ReferenceBackend())
     team = native.Team(config.engine.threads or cores())
-    if config.engine.model_impl != "transformers" and native.Decoder.supports(model):
+    if config.engine.model_impl != "transformers" and (anatomy := read(model)):
         log.info("model: one tape for all layers, weights in %s", weights)
-        decoder: Executor = native.Decoder(model, inspection, max_model_len, weights, team)
+        turned = rotations(model, max_model_len)
+        decoder: Executor = native.Decoder(anatomy, inspection, turned, weights, team)
         return decoder
     strip_decorators(model)
     native.pack_layers(model, weights, team)

@@ -53,9 +53,9 @@ class Program:
         self._widths.append(-(-width // unit) * unit)
         return Buffer(len(self._widths) - 1, self._widths[-1])
 
-    def activations(self, weight: Packed) -> Buffer:
-        """A new buffer for rows that `weight` is multiplied with, as its tiles want them."""
-        return self.buffer(record_floats(weight) if weight.format.is_integer else weight.in_features)
+    def activation_floats(self, weight: Packed) -> int:
+        """Width of a buffer for rows that `weight` is multiplied with, as its tiles want them."""
+        return record_floats(weight) if weight.format.is_integer else weight.in_features
 
     def embed(self, table: torch.Tensor | Packed, into: Buffer, scale: float = 1.0) -> None:
         """Rows of `table` [V, n], in the order of the step's tokens."""
@@ -89,13 +89,6 @@ class Program:
     def cap(self, logits: Buffer, factor: float, softcap: float) -> None:
         """logits *= factor; then, where `softcap` c > 0, c · tanh(logits / c)."""
         self._add(t.CAP, {t.C: logits, t.LDC: logits.width, t.IN: logits.width}, factor, softcap)
-
-    def prepared(self, source: Buffer, weight: Packed, into: Buffer | None) -> Buffer:
-        """`source` as `weight` wants it: itself, or its records in `into`."""
-        if into is None or not weight.format.is_integer:
-            return source
-        self.norm(source, None, 0.0, into, weight)
-        return into
 
     def linear(
         self, source: Buffer, weight: Packed, into: Buffer, bias: torch.Tensor | None = None,

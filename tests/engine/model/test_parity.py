@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from common.models import ModelError
 from engine.attention.interface import Backend
 from engine.attention.reference import ReferenceBackend
+from engine.model.anatomy import Anatomy, read
 from engine.model.batch import Batch
 from engine.model.decoder import Decoder
 from engine.model.gate import Inspection
@@ -21,12 +23,12 @@ from engine.model.modules import Modules
 from engine.model.probe import make_batch
 from engine.model.runner import ModelRunner
 from tests.engine.model.driver import Driver, Greedy, Sequence, decidable_greedy, load_runner
-from tests.models import WINDOW, ZOO, ZOO_VOCABULARY
+from tests.models import WINDOW, ZOO, ZOO_VOCABULARY, random_model
 
 NEW_TOKENS = 24
 LENGTHS = (2 * WINDOW + 21, WINDOW + 17, 7)  # longer than the window, across it while decoding, and short
 
-TAPED = ("llama", "mistral", "qwen2", "qwen3")
+TAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "gemma2", "gemma3_text", "olmo2")
 
 Zoo = Callable[[str], Path]
 
@@ -171,8 +173,8 @@ def test_a_sabotaged_tape_is_refused_by_the_gate(what: str, zoo_folder: Zoo, mon
     family, change = TAPE_SABOTAGE[what]
     made = Decoder.__init__
 
-    def sabotaged(self: Decoder, model: Any, inspection: Inspection, *rest: Any) -> None:
-        made(self, model, change(inspection), *rest)
+    def sabotaged(self: Decoder, anatomy: Anatomy, inspection: Inspection, *rest: Any) -> None:
+        made(self, anatomy, change(inspection), *rest)
 
     monkeypatch.setattr(Decoder, "__init__", sabotaged)
     monkeypatch.setattr("engine.model.gate.SEQUENCES", (2 * WINDOW + 21, 18))
@@ -180,6 +182,54 @@ def test_a_sabotaged_tape_is_refused_by_the_gate(what: str, zoo_folder: Zoo, mon
     monkeypatch.setattr("engine.model.gate._PROBE_BLOCKS", 12)
     with pytest.raises(ModelError, match="in a batch and alone differ"):
         load_runner(zoo_folder(family))
+
+
+def each_layer(**changes: Any) -> Callable[[Anatomy], Anatomy]:
+    return lambda anatomy: replace(anatomy, layers=[replace(layer, **changes) for layer in anatomy.layers])
+
+
+ANATOMY_SABOTAGE: dict[str, tuple[str, Callable[[Anatomy], Anatomy]]] = {
+    "a norm left out": ("gemma2", each_layer(after_mlp=None)),
+    "norms of heads left out": ("qwen3", each_layer(head_norms=None)),
+    "norms of all queries and keys left out": ("olmo2", each_layer(wide_norms=None)),
+    "every layer rotates": ("smollm3", each_layer(rotary="")),
+    "no layer rotates": ("phi3", each_layer(rotary=None)),
+    "one rotation for all": ("gemma3_text", each_layer(rotary="full_attention")),
+    "residuals not scaled": ("granite", lambda a: replace(a, residual_factor=1.0)),
+    "logits not scaled": ("granite", lambda a: replace(a, logit_factor=1.0)),
+    "logits not capped": ("gemma2", lambda a: replace(a, logit_softcap=0.0)),
+    "embeddings not scaled": ("gemma2", lambda a: replace(a, embed_factor=1.0)),
+    "another activation": ("llama", lambda a: replace(a, activation="gelu")),
+}
+
+
+@pytest.mark.parametrize("what", ANATOMY_SABOTAGE)
+def test_a_family_read_wrongly_is_refused_by_the_gate(
+    what: str, zoo_folder: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, change = ANATOMY_SABOTAGE[what]
+    anatomy = read
+
+    def misread(model: PreTrainedModel) -> Anatomy | None:
+        found = anatomy(model)
+        return found and change(found)
+
+    monkeypatch.setattr("engine.model.runner.read", misread)
+    with pytest.raises(ModelError, match="in a batch and alone differ"):
+        load_runner(zoo_folder(family))
+
+
+@pytest.mark.parametrize("dim", [5, 12, 24])
+@pytest.mark.parametrize("name", ["float16", "int8", "int4"])
+def test_heads_and_widths_that_fill_no_panel(dim: int, name: str) -> None:
+    config = {
+        "head_dim": 2 * dim, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 9 * dim,
+        "intermediate_size": 10 * dim + 1, "vocab_size": ZOO_VOCABULARY, "num_hidden_layers": 2,
+    }  # fmt: skip
+    folder = random_model(f"odd-{dim}", "llama", config)
+    quantization = name if name.startswith("int") else "none"
+    runner = load_runner(folder, dtype="auto" if quantization != "none" else name, quantization=quantization)
+    assert isinstance(runner.executor, Decoder)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox"])

@@ -48,7 +48,10 @@ def product(weight: torch.Tensor, name: str, bias: torch.Tensor | None = None) -
     def build(program: Program, source: Buffer) -> Buffer:
         packed = pack(weight, name, kernels().lanes)
         out = program.buffer(weight.shape[0])
-        program.linear(program.prepared(source, packed, program.activations(packed)), packed, out, bias=bias)
+        if packed.format.is_integer:
+            plain, source = source, program.buffer(program.activation_floats(packed))
+            program.norm(plain, None, 0.0, source, packed)
+        program.linear(source, packed, out, bias=bias)
         return out
 
     return build
@@ -120,7 +123,7 @@ def test_a_norm_and_a_residual() -> None:
 
     def build(program: Program, source: Buffer) -> Buffer:
         packed = pack(weight, "float32", kernels().lanes)
-        normed = program.activations(packed)
+        normed = program.buffer(program.activation_floats(packed))
         program.norm(source, scale, 1e-6, normed, packed)
         program.linear(normed, packed, source, residual=source)
         return source
