@@ -22,6 +22,8 @@ _ENGINE_GAUGES = {
 _ENGINE_COUNTERS = {
     "prefix_cache_queries": ("Tokens looked for in the prefix cache.", "vllm:prefix_cache_queries"),
     "prefix_cache_hits": ("Tokens found there.", "vllm:prefix_cache_hits"),
+    "draft_tokens": ("Tokens drafted by prompt lookup.", "vllm:spec_decode_num_draft_tokens"),
+    "accepted_draft_tokens": ("Drafted tokens that came true.", "vllm:spec_decode_num_accepted_tokens"),
 }
 
 

@@ -22,7 +22,10 @@ PLANS_AHEAD = 2  # one that runs and one that is queued
 PLANS_IN_FLIGHT = 4  # cut ones included, which end by themselves
 STATS_SECONDS = 0.25
 
-_COUNTERS = ("steps", "plans", "cuts", "prompt_tokens", "generation_tokens", "aborted", "device_busy_us")
+_COUNTERS = (
+    "steps", "plans", "cuts", "prompt_tokens", "generation_tokens", "aborted", "device_busy_us",
+    "draft_tokens", "accepted_draft_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +278,8 @@ class Loop:
         self._progress += 1
         self._counters["steps"] += 1
         self._counters["device_busy_us"] += (result.ended_ns - result.began_ns) // 1000
+        self._counters["draft_tokens"] += result.drafted
+        self._counters["accepted_draft_tokens"] += result.accepted
         scored = [
             (request, scores)
             for row, scores in result.prompt_logprobs.items()

@@ -76,6 +76,8 @@ class StepResult:
     ended_ns: int
     logprobs: dict[int, Any] = field(default_factory=dict)  # by index into rows, for rows that asked
     prompt_logprobs: dict[int, Any] = field(default_factory=dict)  # by row, for chunks that are scored
+    drafted: int = 0  # tokens that were fed on suspicion
+    accepted: int = 0  # of those that came true
 
 
 @dataclass(frozen=True, slots=True)

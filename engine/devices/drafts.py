@@ -35,8 +35,6 @@ class Drafts:
         self._lengths = np.zeros(rows, np.int64)
         self._luck = np.full(rows, FIRST_GUESS)
         self._costs = costs
-        self.proposed = 0
-        self.accepted = 0
 
     def admit(self, row: int, prompt: npt.ArrayLike, output: npt.ArrayLike) -> None:
         """A new request in the row: what it reads, and what it had produced before."""
@@ -59,9 +57,7 @@ class Drafts:
         """How many of the drawn tokens count. `drawn`, `ended`: for each row what followed its last token and each
         token of its draft, rows one after the other. Returns [n], 1 at least; they become part of the history."""
         kept = np.zeros(len(rows), np.int32)
-        accepted = _take(self._history, self._lengths, self._luck, rows, counts, drafts, drawn, ended, kept)
-        self.proposed += len(drafts)
-        self.accepted += accepted
+        _take(self._history, self._lengths, self._luck, rows, counts, drafts, drawn, ended, kept)
         return kept
 
 
@@ -126,8 +122,8 @@ def _propose(
 @njit(nogil=True, cache=True)
 def _take(
     history: Any, lengths: Any, luck: Any, rows: Any, counts: Any, drafts: Any, drawn: Any, ended: Any, kept: Any
-) -> int:
-    at, place, accepted = 0, 0, 0
+) -> None:
+    at, place = 0, 0
     for i in range(rows.size):
         row = rows[i]
         n = 1
@@ -139,8 +135,6 @@ def _take(
         if counts[i] > 0:
             tried = n - 1 if n > counts[i] else n
             luck[row] += _FORGETTING * ((n - 1) / max(1, tried) - luck[row])
-        accepted += n - 1
         at += counts[i]
         place += counts[i] + 1
         kept[i] = n
-    return accepted

@@ -95,7 +95,7 @@ class TorchDevice:
                 return StepResult(plan.seq, index, [], [], [], began, time.monotonic_ns(), {}, scores)
             sampled = self._sampler.sample(logits[:count], self._row_set(work.sampled), torch.from_numpy(positions))
         tokens, ended = sampled.tokens.numpy(), sampled.ended.numpy()
-        rows, places = work.sampled, _by_place(sampled)
+        rows, places, accepted = work.sampled, _by_place(sampled), 0
         if self._drafts is None:
             self._last[rows], self._alive[rows[ended]] = tokens, False
             self._lengths[work.rows] += 1
@@ -104,9 +104,11 @@ class TorchDevice:
             kept = self._keep(self._drafts, work, tokens, ended)
             places = {int(kept[:place].sum()): entry for place, entry in places.items()}
             rows, tokens, ended = rows[kept], tokens[kept], ended[kept]
+            accepted = len(rows) - len(work.drawing)
         return StepResult(
-            plan.seq, index, rows.tolist(), tokens.tolist(), ended.tolist(), began, time.monotonic_ns(), places, scores
-        )
+            plan.seq, index, rows.tolist(), tokens.tolist(), ended.tolist(), began, time.monotonic_ns(), places, scores,
+            len(work.drafts), accepted,
+        )  # fmt: skip
 
     def _keep(
         self, drafts: Drafts, work: _Work, tokens: np.ndarray[Any, Any], ended: np.ndarray[Any, Any]

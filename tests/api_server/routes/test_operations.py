@@ -63,9 +63,15 @@ async def test_the_small_paths_answer(client: Client) -> None:
     assert "swagger" in (await client.get("/docs")).text
 
 
-async def test_the_prefix_caches_counters_have_vllms_names_too(client: Client, engine: FakeEngine) -> None:
-    engine.heartbeat({"prefix_cache_queries": 50, "prefix_cache_hits": 32})
+async def test_some_of_an_engines_counters_have_vllms_names_too(client: Client, engine: FakeEngine) -> None:
+    names = {
+        "prefix_cache_queries": "prefix_cache_queries",
+        "prefix_cache_hits": "prefix_cache_hits",
+        "draft_tokens": "spec_decode_num_draft_tokens",
+        "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
+    }
+    engine.heartbeat({name: 50 + i for i, name in enumerate(names)})
     found = await metrics(client)
-    for name, value in (("prefix_cache_queries", 50), ("prefix_cache_hits", 32)):
-        assert found[f"vllm:{name}_total,0,{NAME}"] == value
-        assert found[f"stepahead_engine_{name}_total,0"] == value
+    for i, (ours, theirs) in enumerate(names.items()):
+        assert found[f"vllm:{theirs}_total,0,{NAME}"] == 50 + i
+        assert found[f"stepahead_engine_{ours}_total,0"] == 50 + i
