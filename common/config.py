@@ -45,6 +45,7 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     threads: int | None = None
     num_speculative_tokens: int = 5  # 0: no drafts
     batch_invariant: bool = False  # refuse a model that cannot be

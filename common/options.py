@@ -158,6 +158,8 @@ OPTIONS: tuple[Option, ...] = (
            "costs nothing beyond that", metavar="or `--no-batch-invariant`", switch=True),
     Option("--kv-cache-memory-bytes", _E, whole(1 << 20), "memory of the KV cache (default: a share of what is free)",
            aliases=("--kv-cache-memory",)),
+    Option("--kv-cache-dtype", _E, choice("auto", "float32", "bfloat16", "float16"), "keys and values are stored in; "
+           "auto: float16, or float32 with float32 weights", metavar="TYPE"),
     Option("--threads", _E, whole(1, 1024), "threads of the model's operators (default: the cores)"),
     Option("--num-speculative-tokens", _E, whole(0, 32), "drafted a step from what the context repeats, where it "
            "pays; the output stays the same; 0 is off"),

@@ -54,10 +54,11 @@ class KVCache:
         ]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores `key` [T, kv_heads, key_dim] and `value` [T, kv_heads, value_dim] at `slots` [T] int64."""
+        """Stores `key` [T, kv_heads, key_dim] and `value` [T, kv_heads, value_dim] at `slots` [T] int64, rounded to the
+        cache's dtype and clipped to its range."""
         block, offset = slots // self.block_size, slots % self.block_size
-        self.keys[layer][block, :, :, offset] = key
-        self.values[layer][block, :, offset] = value
+        self.keys[layer][block, :, :, offset] = _rounded(key, self.keys[layer].dtype)
+        self.values[layer][block, :, offset] = _rounded(value, self.values[layer].dtype)
 
     def read(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `length` tokens of the table `blocks` [n]: keys [kv_heads, length, key_dim], values likewise."""
@@ -66,6 +67,13 @@ class KVCache:
         keys = self.keys[layer][blocks].permute(1, 0, 3, 2).reshape(shape.kv_heads, -1, shape.key_dim)
         values = self.values[layer][blocks].permute(1, 0, 2, 3).reshape(shape.kv_heads, -1, shape.value_dim)
         return keys[:, :length], values[:, :length]
+
+
+def _rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if numbers.dtype is dtype:
+        return numbers
+    limit = torch.finfo(dtype).max
+    return numbers.clamp(-limit, limit).to(dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -60,7 +60,8 @@ class ModelRunner:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     weights: str  # the format that the weights are stored in
-    dtype: torch.dtype  # of the KV cache and of what is computed
+    dtype: torch.dtype  # of what is computed
+    kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     kv_cache_memory_bytes: int | None = None
     _cache: KVCache | None = None
@@ -103,12 +104,13 @@ class ModelRunner:
         progress("loading", 1.0)
         return cls(
             executor, inspection.layers, max_model_len, end_token_ids(folder, model_config), vocab_size, weights,
-            dtype, device, config.engine.kv_cache_memory_bytes,
+            dtype, resolve_kv_dtype(config.engine.kv_cache_dtype, weights, dtype), device,
+            config.engine.kv_cache_memory_bytes,
         )  # fmt: skip
 
     def bytes_per_block(self, block_size: int) -> int:
         """KV-cache memory of one block, all layers, in bytes."""
-        return bytes_per_block(self.layers, block_size, self.dtype)
+        return bytes_per_block(self.layers, block_size, self.kv_dtype)
 
     def available_kv_bytes(self) -> int:
         """Bytes that the KV cache may take: `--kv-cache-memory-bytes`, else a share of what is free now."""
@@ -117,7 +119,7 @@ class ModelRunner:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache, block 0 (scratch) included, in place of an earlier one."""
         self._cache = None
-        self._cache = KVCache(self.layers, num_blocks, block_size, self.dtype, self.device)
+        self._cache = KVCache(self.layers, num_blocks, block_size, self.kv_dtype, self.device)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Writes the batch's keys and values into the cache. Returns the logits of `batch.logits_index`, [n, V]
@@ -193,6 +195,16 @@ def resolve_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
         raise ModelError(f"--device is {name!r}, but this machine offers cpu{' and cuda' * torch.cuda.is_available()}")
     return torch.device(name)
+
+
+def resolve_kv_dtype(name: str, weights: str, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are stored in. `auto` is float32 with float32 weights. Otherwise it is what is computed in,
+    if that has sixteen bits, and else float16, which rounds eight times finer than bfloat16 and clips at 65,504."""
+    if name != "auto":
+        return DTYPES[name]
+    if weights == "float32":
+        return torch.float32
+    return torch.float16 if dtype is torch.float32 else dtype
 
 
 def resolve_max_model_len(config: PretrainedConfig, requested: int | None) -> int:

@@ -13,13 +13,14 @@ import numpy as np
 from numba import njit
 
 from engine.native.functions import LOWEST, cap, exp
-from engine.native.products import prefetch_block, score_block, sum_block
+from engine.native.products import multiply, prefetch_block
 
 SEGMENT = 256  # tokens of a segment, or one block where that is more
 MAX_QUERIES = 16  # of one tile
 MAX_LINES = 64  # (query, head) pairs of one tile, if its heads allow
 
 _NONE = np.float32(-np.inf)
+_FLOAT = 4  # bytes
 
 
 @njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -52,31 +53,32 @@ def segment_size(block_size: int) -> int:
 
 @njit(nogil=True)
 def attend_segment(
-    rows: Any, group: int, tile: Any, segment: int, head: int, window: int, softcap: Any,
-    table: Any, keys: Any, values: Any, scores: Any, result: tuple[Any, Any, Any],
+    rows: Any, group: int, tile: Any, segment: int, head: int, window: int, softcap: Any, table: Any,
+    cache: tuple[Any, int, int, int, int], scores: Any, result: tuple[Any, Any, Any],
 ) -> None:  # fmt: skip
     """What one segment adds for a tile's scaled queries, `group` heads of each of its tokens.
 
-    rows [lines, dim], keys [blocks, kv_heads, dim, size], values [blocks, kv_heads, size, value_dim], scores
-    [lines, segment]. Writes to `result`, (sums [lines, value_dim], tops [lines], totals [lines]): the weighted sum of
-    values, the greatest score, and the sum of exponentials relative to it.
+    rows [lines, dim], scores [lines, segment]; `cache`: table of block tiles, addresses of a layer's keys and values,
+    its kv heads, tokens of a block. Writes to `result`, (sums [lines, value_dim], tops [lines], totals [lines]): the
+    weighted sum of values, the greatest score, and the sum of exponentials relative to it.
     """
+    tiles, keys, values, kv_heads, size = cache
     sums, tops, totals = result
     position, count = tile[3], tile[2]
-    lines = count * group
-    kv_heads, dim, size, value_dim = keys.shape[1], keys.shape[2], keys.shape[3], values.shape[3]
-    width = scores.shape[1]
+    lines, width, dim, value_dim = count * group, scores.shape[1], rows.shape[1], sums.shape[1]
     begin = segment * width
     first = begin // size
     stop = min(first + width // size, (position + count - 1) // size + 1)
     if window > 0:  # blocks that no query of the tile sees
         first = max(first, min(stop, max(0, position + 1 - window) // size))
-    block, value_block = size * dim, size * value_dim
+    number = tiles[0, 0, 0, 0]
+    block, value_block = size * dim * number, size * value_dim * number
     for b in range(first, stop):
         if b + 1 < stop:
-            prefetch_block(keys, (table[b + 1] * kv_heads + head) * block, block)
-        at = (table[b] * kv_heads + head) * block
-        score_block(rows, lines, keys, at, scores, b * size - begin, width, size, dim)
+            prefetch_block(keys + (table[b + 1] * kv_heads + head) * block, block)
+        at = keys + (table[b] * kv_heads + head) * block
+        to = scores.ctypes.data + (b * size - begin) * _FLOAT
+        multiply(tiles, 0, lines, rows.ctypes.data, dim, at, size, to, width, dim, size)
     for r in range(lines):
         own = position + r // group
         high = min(width, own + 1 - begin)
@@ -98,9 +100,10 @@ def attend_segment(
     sums[:lines] = np.float32(0.0)
     for b in range(first, stop):
         if b + 1 < stop:
-            prefetch_block(values, (table[b + 1] * kv_heads + head) * value_block, value_block)
-        at = (table[b] * kv_heads + head) * value_block
-        sum_block(scores, b * size - begin, width, lines, values, at, sums, size, value_dim)
+            prefetch_block(values + (table[b + 1] * kv_heads + head) * value_block, value_block)
+        at = values + (table[b] * kv_heads + head) * value_block
+        weights = scores.ctypes.data + (b * size - begin) * _FLOAT
+        multiply(tiles, 1, lines, weights, width, at, value_dim, sums.ctypes.data, value_dim, size, value_dim)
 
 
 @njit(nogil=True)

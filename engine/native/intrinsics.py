@@ -81,6 +81,24 @@ def load_acquire(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
+_READ_KEEP_DATA = (0, 3, 1)
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, to be read soon."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = builder.inttoptr(values[0], ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
+        builder.call(function, [pointer, *(ir.Constant(number, value) for value in _READ_KEEP_DATA)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 def _make_library_call(name: str, takes_address: bool) -> Any:
     """A function of the C library, found by name when the code is loaded."""
 

@@ -6,7 +6,9 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 
+from engine.native.block_tiles import CACHE_FORMATS, LEVELS, MAX_ROWS, block_text, levels, product_name
 from engine.native.formats import FORMATS, Format
 from engine.native.machine import Library, host
 from engine.native.tiles import library_text, tile_name, tile_shapes
@@ -39,3 +41,29 @@ class Kernels:
 @functools.cache
 def kernels() -> Kernels:
     return Kernels()
+
+
+class BlockKernels:
+    """What attention calls for a KV cache of one dtype. `table`: [2, MAX_ROWS + 1, LEVELS, 2] int64, for products that
+    begin with zero and those that add, by rows: the columns of a tile, from the widest to one, and its address.
+    [0, 0, 0]: bytes of a number, and the address of what stores entries."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        machine = host()
+        format = next((f for f in CACHE_FORMATS if f.dtype is dtype), None)
+        if format is None:
+            raise ValueError(f"a KV cache of {dtype} is not known")
+        self._library = Library(block_text(machine, format), machine)
+        self.table = np.zeros((2, MAX_ROWS + 1, LEVELS, 2), np.int64)
+        self.table[0, 0, 0] = format.size, self._library.address(f"store_{format.name}")
+        for add in (False, True):
+            for rows in range(1, MAX_ROWS + 1):
+                for level, (lanes, vectors) in enumerate(levels(machine, rows, add)):
+                    name = product_name(format, rows, lanes, vectors, add)
+                    self.table[int(add), rows, level] = lanes * vectors, self._library.address(name)
+
+
+@functools.cache
+def block_kernels(dtype: torch.dtype) -> BlockKernels:
+    """Raises ValueError for a dtype that no cache has."""
+    return BlockKernels(dtype)

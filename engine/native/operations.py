@@ -13,6 +13,7 @@ from numba import (  # type: ignore[attr-defined]
 
 from engine.native import tape as t
 from engine.native.attention import MAX_LINES, attend_segment, finish, fold, segment_size
+from engine.native.block_tiles import LEVELS, MAX_ROWS
 from engine.native.formats import GROUP as _GROUP
 from engine.native.functions import activate, cap, silu
 from engine.native.intrinsics import call_reader, call_tile, fetch_add, float32_at, int16_at, int32_at, int64_at
@@ -220,15 +221,15 @@ def _rotate_head(head: Any, cos: Any, sin: Any, half: int) -> None:
 @_compiled
 def rotate(op: Any, floats: Any, step: Any, line: int) -> None:
     heads, kv_heads, dim, half = op[t.HEADS], op[t.KV_HEADS], op[t.DIM], op[t.ROTARY] // 2
-    size, both = step[t.BLOCK_SIZE], heads + kv_heads
     positions = carray(int64_at(step[t.POSITIONS]), step[t.TOKENS])
     slots = carray(int64_at(step[t.SLOTS]), step[t.TOKENS])
-    keys, values = _layer_cache(op, step)
+    tiles, keys, values, _, size = _layer_cache(op, step)
+    number, store = tiles[0, 0, 0, 0], tiles[0, 0, 0, 1]
+    value_dim, both = op[t.VALUE_DIM], heads + kv_heads
     token = claim(step, line)
     while token < positions.size:
         at = op[t.QKV] + token * op[t.LDQ] * _FLOAT
         row = carray(float32_at(at), (both, dim))
-        own_values = carray(float32_at(at + both * dim * _FLOAT), (kv_heads, op[t.VALUE_DIM]))
         cos = carray(float32_at(op[t.COS] + positions[token] * half * _FLOAT), half)
         sin = carray(float32_at(op[t.SIN] + positions[token] * half * _FLOAT), half)
         block, offset = slots[token] // size, slots[token] % size
@@ -242,10 +243,11 @@ def rotate(op: Any, floats: Any, step: Any, line: int) -> None:
             for d in range(dim):
                 row[h, d] *= floats[0]
         for h in range(kv_heads):
-            for d in range(dim):
-                keys[block, h, d, offset] = row[heads + h, d]
-            for d in range(op[t.VALUE_DIM]):
-                values[block, h, offset, d] = own_values[h, d]
+            place = block * kv_heads + h
+            entry = keys + (place * dim * size + offset) * number
+            call_reader(store, (at + (heads + h) * dim * _FLOAT, entry, dim, size))
+            entry = values + (place * size + offset) * value_dim * number
+            call_reader(store, (at + (both * dim + h * value_dim) * _FLOAT, entry, value_dim, 1))
         token = claim(step, line)
 
 
@@ -274,14 +276,14 @@ def _write_rows(op: Any, tile: Any, head: int, result: tuple[Any, Any, Any]) -> 
 
 
 @_compiled
-def _layer_cache(op: Any, step: Any) -> tuple[Any, Any]:
-    """A layer's keys [blocks, kv_heads, dim, size] and values [blocks, kv_heads, size, value_dim]."""
-    blocks, kv_heads, dim, size = step[t.NUM_BLOCKS], op[t.KV_HEADS], op[t.DIM], step[t.BLOCK_SIZE]
+def _layer_cache(op: Any, step: Any) -> tuple[Any, int, int, int, int]:
+    """The table of block tiles, addresses of a layer's keys [blocks, kv_heads, dim, size] and values [blocks,
+    kv_heads, size, value_dim], its kv heads, tokens of a block."""
+    tiles = carray(int64_at(step[t.BLOCK_TILES]), (2, MAX_ROWS + 1, LEVELS, 2))
     layer = op[t.LAYER]
-    key_address = carray(int64_at(step[t.KEYS]), layer + 1)[layer]
-    value_address = carray(int64_at(step[t.VALUES]), layer + 1)[layer]
-    keys = carray(float32_at(key_address), (blocks, kv_heads, dim, size))
-    return keys, carray(float32_at(value_address), (blocks, kv_heads, size, op[t.VALUE_DIM]))
+    keys = carray(int64_at(step[t.KEYS]), layer + 1)[layer]
+    values = carray(int64_at(step[t.VALUES]), layer + 1)[layer]
+    return tiles, keys, values, op[t.KV_HEADS], step[t.BLOCK_SIZE]
 
 
 @_compiled
@@ -296,7 +298,7 @@ def attend(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
     """Each piece is a tile of queries and a kv head, or, where there are few of those, one segment for them."""
     kv_heads, dim, window, softcap = op[t.KV_HEADS], op[t.VALUE_DIM], op[t.WINDOW], floats[0]
     group, width, segments = op[t.HEADS] // kv_heads, segment_size(step[t.BLOCK_SIZE]), step[t.SEGMENTS]
-    keys, values = _layer_cache(op, step)
+    cache = _layer_cache(op, step)
     tiles = carray(int32_at(step[t.TILE_LIST]), (step[t.TILE_COUNT], 4))
     lines = max(MAX_LINES, group)
     at = lines * op[t.DIM]
@@ -315,14 +317,14 @@ def attend(op: Any, floats: Any, step: Any, line: int, scratch: Any) -> None:
             _load_rows(op, tile, head, rows)
             for s in range(first, last + 1):
                 into = sums if s == first else more
-                attend_segment(rows, group, tile, s, head, window, softcap, table, keys, values, scores, into)
+                attend_segment(rows, group, tile, s, head, window, softcap, table, cache, scores, into)
                 if s > first:
                     fold(tile[2] * group, sums, more)
             _write_rows(op, tile, head, sums)
         elif first <= part <= last:
             _load_rows(op, tile, head, rows)
             into = _result(_partial(step, piece, lines, dim), lines, dim)
-            attend_segment(rows, group, tile, part, head, window, softcap, table, keys, values, scores, into)
+            attend_segment(rows, group, tile, part, head, window, softcap, table, cache, scores, into)
         piece = claim(step, line)
 
 

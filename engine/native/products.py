@@ -1,4 +1,4 @@
-"""Products of a tile of rows with one block of keys or of values."""
+"""Products of any number of rows with one block of keys or of values."""
 
 from __future__ import annotations
 
@@ -6,73 +6,35 @@ from typing import Any
 
 from numba import njit
 
-from engine.native.vector import (
-    LANES,
-    ROWS,
-    VECTORS,
-    prefetch,
-    score_row,
-    score_row_scalar,
-    score_rows,
-    score_rows_scalar,
-    sum_row,
-    sum_row_narrow,
-    sum_row_scalar,
-    sum_rows,
-    sum_rows_narrow,
-    sum_rows_scalar,
-)
+from engine.native.block_tiles import LEVELS, MAX_ROWS
+from engine.native.intrinsics import call_tile, prefetch
 
-_LINE = 16  # floats of a cache line
-_WIDE = VECTORS * LANES
-
-_inlined = njit(inline="always", nogil=True)
+_FLOAT = 4  # bytes
+_LINE = 64  # bytes of a cache line
 
 
-@_inlined
-def score_block(
-    rows: Any, count: int, keys: Any, at: int, scores: Any, to: int, width: int, size: int, dim: int
+@njit(nogil=True)
+def multiply(
+    tiles: Any, add: int, count: int, a: int, lda: int, b: int, ldb: int, c: int, ldc: int, n: int, columns: int
 ) -> None:
-    """scores[r, to : to + size] = rows[r] [dim] · the block of keys [dim, size] at `at`, for all `count` rows."""
-    whole = count - count % ROWS
-    if size % LANES == 0:
-        for j in range(0, size, LANES):
-            for r in range(0, whole, ROWS):
-                score_rows(dim, rows, r * dim, dim, keys, at + j, size, scores, r * width + to + j, width)
-            for r in range(whole, count):
-                score_row(dim, rows, r * dim, dim, keys, at + j, size, scores, r * width + to + j, width)
-    else:
-        for j in range(size):
-            for r in range(0, whole, ROWS):
-                score_rows_scalar(dim, rows, r * dim, dim, keys, at + j, size, scores, r * width + to + j, width)
-            for r in range(whole, count):
-                score_row_scalar(dim, rows, r * dim, dim, keys, at + j, size, scores, r * width + to + j, width)
+    """c[r, j] = Σᵢ a[r, i] · b[i, j], or c[r, j] + that, for `count` rows, i < n, j < `columns`. a, b, c: addresses;
+    strides in elements; `tiles`: the table of b's format, as `BlockKernels` has it."""
+    r = 0
+    while r < count:
+        rows = min(MAX_ROWS, count - r)
+        begin = 0
+        for level in range(LEVELS):
+            width = tiles[add, rows, level, 0]
+            if width == 0 or columns - begin < width:
+                continue
+            end = columns - (columns - begin) % width
+            to = c + r * ldc * _FLOAT
+            call_tile(tiles[add, rows, level, 1], (a + r * lda * _FLOAT, lda, b, ldb, to, ldc, n, begin, end))
+            begin = end
+        r += rows
 
 
-@_inlined
-def sum_block(
-    scores: Any, to: int, width: int, count: int, values: Any, at: int, sums: Any, size: int, dim: int
-) -> None:
-    """sums[r] [dim] += scores[r, to : to + size] · the block of values [size, dim] at `at`, for all `count` rows."""
-    whole = count - count % ROWS
-    wide = dim - dim % _WIDE
-    for r in range(0, whole, ROWS):
-        for d in range(0, wide, _WIDE):
-            sum_rows(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-        for d in range(wide, dim - dim % LANES, LANES):
-            sum_rows_narrow(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-        for d in range(dim - dim % LANES, dim):
-            sum_rows_scalar(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-    for r in range(whole, count):
-        for d in range(0, wide, _WIDE):
-            sum_row(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-        for d in range(wide, dim - dim % LANES, LANES):
-            sum_row_narrow(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-        for d in range(dim - dim % LANES, dim):
-            sum_row_scalar(size, scores, r * width + to, width, values, at + d, dim, sums, r * dim + d, dim)
-
-
-@_inlined
-def prefetch_block(array: Any, at: int, size: int) -> None:
-    for i in range(0, size, _LINE):
-        prefetch(array, at + i)
+@njit(nogil=True)
+def prefetch_block(address: int, size: int) -> None:
+    for at in range(0, size, _LINE):
+        prefetch(address + at)  # type: ignore[call-arg]  # numba hands the context over

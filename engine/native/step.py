@@ -10,6 +10,7 @@ from engine.attention.cache import KVCache
 from engine.model.batch import Batch
 from engine.native import tape as t
 from engine.native.attention import MAX_LINES, make_tiles, segment_size
+from engine.native.kernels import block_kernels
 from engine.native.team import Team
 
 _SPLIT_BELOW = 4  # pieces per thread: with fewer, long contexts are spread over threads
@@ -54,8 +55,9 @@ class Step:
         self._cache = cache
         self._keys = np.array([layer.data_ptr() for layer in cache.keys], np.int64)
         self._values = np.array([layer.data_ptr() for layer in cache.values], np.int64)
-        self.record[[t.KEYS, t.VALUES, t.BLOCK_SIZE, t.NUM_BLOCKS]] = [
-            self._keys.ctypes.data, self._values.ctypes.data, cache.block_size, cache.num_blocks,
+        tiles = block_kernels(cache.keys[0].dtype).table
+        self.record[[t.KEYS, t.VALUES, t.BLOCK_SIZE, t.BLOCK_TILES]] = [
+            self._keys.ctypes.data, self._values.ctypes.data, cache.block_size, tiles.ctypes.data,
         ]  # fmt: skip
         self._kv_heads = max(layer.kv_heads for layer in cache.layers)
         self._dim = max(layer.value_dim for layer in cache.layers)

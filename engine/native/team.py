@@ -13,8 +13,10 @@ helper   ~sleep~ ┤ op 0 ├─┤ op 1 ├─ … ─┤ last ├~sleep~
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,57 +60,81 @@ def _meet(barrier: int, target: int) -> None:
             sched_yield()
 
 
-@njit("int64(int64, int64, float32[::1])", nogil=True, cache=True)
-def run_tape(address: int, rounds: int, scratch: Any) -> int:
-    """All lines of the step record's tape. `rounds`: operations that the team has done together before. Returns
-    that number afterwards."""
-    step = carray(int64_at(address), t.STEP_WIDTH)
-    lines = carray(int64_at(step[t.LINES]), (step[t.COUNT], t.WIDTH))
-    constants = carray(float32_at(step[t.CONSTANTS]), (step[t.COUNT], t.FLOATS))
-    barrier, threads, count = step[t.BARRIER], step[t.THREADS], step[t.COUNT]
-    for i in range(count):
-        op, floats = lines[i], constants[i]
-        kind = op[t.KIND]
-        if kind == t.LINEAR or kind == t.GATED:
-            o.linear(op, step, i, scratch)
-        elif kind == t.NORM:
-            o.norm(op, floats, step, i, scratch)
-        elif kind == t.ROTATE:
-            o.rotate(op, floats, step, i)
-        elif kind == t.ATTEND:
-            o.attend(op, floats, step, i, scratch)
-        elif kind == t.COMBINE:
-            o.combine(op, step, i)
-        elif kind == t.EMBED:
-            o.embed(op, floats, step, i)
-        elif kind == t.ADD:
-            o.add(op, floats, step, i, scratch)
-        elif kind == t.CAP:
-            o.cap_logits(op, floats, step, i)
-        if threads > 1:
-            rounds += 1
-            _meet(barrier, rounds * threads)
-    return rounds
+def _sources() -> int:
+    """A number that changes with this package's code."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")
 
 
-@njit("void(int64, int64, float32[::1])", nogil=True, cache=True)
-def _help(control: int, semaphore: int, scratch: Any) -> None:
-    """A helper's life: sleep, run the step that the control block names, sleep again; no step ends it."""
-    block = carray(int64_at(control), _SIZE)
-    rounds = 0
-    while True:
-        sem_wait(semaphore)
-        if block[_STEP] == 0:
-            return
-        rounds = run_tape(block[_STEP], rounds, scratch)
+def _make_run_tape(sources: int) -> Any:
+    """numba keeps compiled code on disk by the file and the free variables of a function: what is called from here
+    lies in other files, so their digest is a free variable."""
+
+    @njit("int64(int64, int64, float32[::1])", nogil=True, cache=True)
+    def run_tape(address: int, rounds: int, scratch: Any) -> int:
+        """All lines of the step record's tape. `rounds`: operations that the team has done together before. Returns
+        that number afterwards."""
+        step = carray(int64_at(address), t.STEP_WIDTH)
+        lines = carray(int64_at(step[t.LINES]), (step[t.COUNT], t.WIDTH))
+        constants = carray(float32_at(step[t.CONSTANTS]), (step[t.COUNT], t.FLOATS))
+        barrier, threads, count = step[t.BARRIER], step[t.THREADS], step[t.COUNT]
+        if sources == 0:
+            return rounds
+        for i in range(count):
+            op, floats = lines[i], constants[i]
+            kind = op[t.KIND]
+            if kind == t.LINEAR or kind == t.GATED:
+                o.linear(op, step, i, scratch)
+            elif kind == t.NORM:
+                o.norm(op, floats, step, i, scratch)
+            elif kind == t.ROTATE:
+                o.rotate(op, floats, step, i)
+            elif kind == t.ATTEND:
+                o.attend(op, floats, step, i, scratch)
+            elif kind == t.COMBINE:
+                o.combine(op, step, i)
+            elif kind == t.EMBED:
+                o.embed(op, floats, step, i)
+            elif kind == t.ADD:
+                o.add(op, floats, step, i, scratch)
+            elif kind == t.CAP:
+                o.cap_logits(op, floats, step, i)
+            if threads > 1:
+                rounds += 1
+                _meet(barrier, rounds * threads)
+        return rounds
+
+    return run_tape
 
 
-@njit("int64(int64, int64, int64, int64, float32[::1])", nogil=True, cache=True)
-def _lead(control: int, semaphores: int, helpers: int, rounds: int, scratch: Any) -> int:
-    block = carray(int64_at(control), _SIZE)
-    for i in range(helpers):
-        sem_post(semaphores + 8 * _SEMAPHORE * i)
-    return run_tape(block[_STEP], rounds, scratch)
+def _make_team(sources: int, run_tape: Any) -> tuple[Any, Any]:
+    @njit("void(int64, int64, float32[::1])", nogil=True, cache=True)
+    def help_out(control: int, semaphore: int, scratch: Any) -> None:
+        """A helper's life: sleep, run the step that the control block names, sleep again; no step ends it."""
+        block = carray(int64_at(control), _SIZE)
+        rounds = 0
+        while sources:
+            sem_wait(semaphore)
+            if block[_STEP] == 0:
+                return
+            rounds = run_tape(block[_STEP], rounds, scratch)
+
+    @njit("int64(int64, int64, int64, int64, float32[::1])", nogil=True, cache=True)
+    def lead(control: int, semaphores: int, helpers: int, rounds: int, scratch: Any) -> int:
+        block = carray(int64_at(control), _SIZE)
+        if sources:
+            for i in range(helpers):
+                sem_post(semaphores + 8 * _SEMAPHORE * i)
+        return int(run_tape(block[_STEP], rounds, scratch))
+
+    return help_out, lead
+
+
+_SOURCES = _sources()
+run_tape = _make_run_tape(_SOURCES)
+_help, _lead = _make_team(_SOURCES, run_tape)
 
 
 class Team:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.native.formats import Format
 from engine.native.machine import Machine
 
 VECTORS = 2  # of a panel's width
@@ -50,3 +51,17 @@ def signature(name: str) -> str:
     return (
         f"define void @{name}(ptr %a, i64 %lda, ptr %b, i64 %panel, ptr %init, i64 %ldi, ptr %c, i64 %ldc, i64 %n) {{"
     )
+
+
+def widen(format: Format, name: str, value: str, lanes: int) -> Iterator[str]:
+    """%name: float32 numbers of the stored ones in `value`."""
+    stored, wide, bits = (f"<{lanes} x {kind}>" for kind in (format.llvm, "float", "i32"))
+    match format.name:
+        case "float32":
+            yield f"%{name} = bitcast {stored} {value} to {wide}"
+        case "float16":
+            yield f"%{name} = fpext {stored} {value} to {wide}"
+        case _:
+            yield f"%z.{name} = zext {stored} {value} to {bits}"
+            yield f"%h.{name} = shl {bits} %z.{name}, splat (i32 16)"
+            yield f"%{name} = bitcast {bits} %h.{name} to {wide}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from engine.native import integer_tiles
 from engine.native.formats import FORMATS, Format
 from engine.native.machine import Machine
-from engine.native.text import VECTORS, finish, fma, offset, signature, splat, vector, width
+from engine.native.text import VECTORS, finish, fma, offset, signature, splat, vector, widen, width
 
 
 def tile_shapes(machine: Machine) -> dict[int, int]:
@@ -87,21 +87,7 @@ def _load(machine: Machine, format: Format, name: str, line: str, at: int) -> It
     stored = vector(machine, format.llvm)
     yield f"%p.{name} = getelementptr i8, ptr %{line}, i64 {at}"
     yield f"%r.{name} = load {stored}, ptr %p.{name}, align {format.size}"
-    yield from _widen(format, name, f"%r.{name}", machine.lanes)
-
-
-def _widen(format: Format, name: str, value: str, lanes: int) -> Iterator[str]:
-    """%name: float32 numbers of the stored ones in `value`."""
-    stored, wide, bits = (f"<{lanes} x {kind}>" for kind in (format.llvm, "float", "i32"))
-    match format.name:
-        case "float32":
-            yield f"%{name} = bitcast {stored} {value} to {wide}"
-        case "float16":
-            yield f"%{name} = fpext {stored} {value} to {wide}"
-        case _:
-            yield f"%z.{name} = zext {stored} {value} to {bits}"
-            yield f"%h.{name} = shl {bits} %z.{name}, splat (i32 16)"
-            yield f"%{name} = bitcast {bits} %h.{name} to {wide}"
+    yield from widen(format, name, f"%r.{name}", machine.lanes)
 
 
 def _reader(format: Format, name: str, stride: int) -> str:
@@ -116,7 +102,7 @@ def _reader(format: Format, name: str, stride: int) -> str:
             "%at = add i64 %line, %j",
             f"%p = getelementptr {format.llvm}, ptr %b, i64 %at",
             f"%x = load <1 x {format.llvm}>, ptr %p, align {format.size}",
-            *_widen(format, "f", "%x", 1),
+            *widen(format, "f", "%x", 1),
             "%o = getelementptr float, ptr %out, i64 %i",
             "store <1 x float> %f, ptr %o, align 4",
             "%next = add i64 %i, 1",

@@ -18,7 +18,7 @@ from engine.attention.reference import ReferenceBackend
 from engine.model.decorators import strip_decorators
 from engine.model.modules import Modules
 from engine.model.probe import make_batch
-from engine.model.runner import ModelRunner, end_token_ids, resolve_device, resolve_max_model_len
+from engine.model.runner import ModelRunner, end_token_ids, resolve_device, resolve_kv_dtype, resolve_max_model_len
 from tests.engine.model.driver import load_runner
 
 Zoo = Callable[[str], Path]
@@ -151,6 +151,42 @@ def test_without_numba_a_model_runs_in_plain_torch(zoo_folder: Zoo, monkeypatch:
     plain = load_runner(zoo_folder("llama"))
     assert isinstance(plain.executor, Modules)
     assert isinstance(plain.executor.backend, ReferenceBackend)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "stored"),
+    [
+        ("auto", "float32", torch.float32),
+        ("auto", "float16", torch.float16),
+        ("auto", "bfloat16", torch.float16),
+        ("auto", "int8", torch.float16),
+        ("bfloat16", "float32", torch.bfloat16),
+        ("float32", "int4", torch.float32),
+    ],
+)
+def test_keys_and_values_are_stored_as_asked_or_in_sixteen_bits(name: str, weights: str, stored: torch.dtype) -> None:
+    assert resolve_kv_dtype(name, weights, torch.float32) is stored
+
+
+def test_what_is_computed_in_sixteen_bits_is_stored_likewise() -> None:
+    assert resolve_kv_dtype("auto", "bfloat16", torch.bfloat16) is torch.bfloat16
+
+
+def test_a_cache_of_sixteen_bits_takes_half_the_memory_and_gives_nearly_the_same(zoo_folder: Zoo) -> None:
+    found = []
+    for dtype in ("float32", "float16"):
+        config = Config(
+            model=ModelConfig(folder=str(zoo_folder("llama")), dtype="float32"),
+            engine=EngineConfig(device="cpu", kv_cache_dtype=dtype),
+        )
+        runner = ModelRunner.load(config, lambda phase, fraction: None)
+        runner.allocate(8, 16)
+        batch = make_batch([list(range(40))], [0], [[1, 2, 3]], 16, runner.device)
+        found.append((runner.bytes_per_block(16), runner.forward(batch).clone()))
+    (whole, exact), (half, near) = found
+    assert half * 2 == whole
+    error = (near - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert 0 < error.median() < 0.01
 
 
 def test_the_cost_of_a_step_never_falls_with_its_tokens(runner: ModelRunner) -> None:

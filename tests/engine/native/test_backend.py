@@ -40,6 +40,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    dtype: torch.dtype = torch.float32  # of the cache
 
 
 def batch_of(case: Case, seed: int) -> tuple[Batch, int]:
@@ -58,7 +59,7 @@ def both(case: Case, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, KVCache
     torch.manual_seed(seed)
     batch, blocks = batch_of(case, seed)
     shape = LayerShape(case.kv_heads, case.key_dim, case.value_dim)
-    caches = [KVCache([shape], blocks, case.block_size, torch.float32, CPU) for _ in range(2)]
+    caches = [KVCache([shape], blocks, case.block_size, case.dtype, CPU) for _ in range(2)]
     caches[0].keys[0].normal_()
     caches[0].values[0].normal_()
     caches[1].keys[0].copy_(caches[0].keys[0])
@@ -104,6 +105,9 @@ CASES = {
     "no grouping": Case(((1, 50), (20, 30)), group=1),
     "groups of five": Case(((1, 50), (20, 30)), group=5),
     "one kv head": Case(((1, 50), (20, 30)), kv_heads=1, group=8),
+    "float16": Case(((1, 90), (30, 64), (1, 5)), dtype=torch.float16),
+    "bfloat16": Case(((1, 90), (30, 64), (1, 5)), window=20, sinks=True, dtype=torch.bfloat16),
+    "unequal dims in float16": Case(((1, 50), (20, 30)), key_dim=24, value_dim=16, dtype=torch.float16),
     "unequal dims": Case(((1, 50), (20, 30)), key_dim=24, value_dim=16),
     "wide values": Case(((1, 50), (20, 30)), key_dim=64, value_dim=208),
     "odd dims": Case(((1, 50), (20, 30)), key_dim=5, value_dim=19),

@@ -149,7 +149,10 @@ HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 32, 16
 class Attention:
     """One attention of a tape over a cache of one sequence, fed in chunks."""
 
-    def __init__(self, qkv: torch.Tensor, threads: int, window: int = 0, softcap: float = 0.0, sinks: bool = False):
+    def __init__(
+        self, qkv: torch.Tensor, threads: int, window: int = 0, softcap: float = 0.0, sinks: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ):  # fmt: skip
         self.qkv, self.window, self.softcap = qkv, window, softcap
         self.sinks = numbers(HEADS, seed=9) if sinks else None
         self.program = Program(team(threads))
@@ -171,7 +174,7 @@ class Attention:
         )
         blocks = -(-len(qkv) // BLOCK)
         self.table = [1 + (7 * i) % blocks for i in range(blocks)] if blocks % 7 else list(range(1, blocks + 1))
-        self.cache = KVCache([LayerShape(KV_HEADS, DIM, DIM)], blocks + 1, BLOCK, torch.float32, CPU)
+        self.cache = KVCache([LayerShape(KV_HEADS, DIM, DIM)], blocks + 1, BLOCK, dtype, CPU)
 
     def feed(self, begin: int, end: int) -> torch.Tensor:
         wanted = list(range(end - begin))
@@ -194,11 +197,14 @@ def test_attention_is_that_of_plain_torch(length: int, window: int, softcap: flo
 
 
 @pytest.mark.parametrize("window", [0, 300])
-def test_a_token_has_the_same_bits_in_a_prefill_and_in_a_decode_step_spread_over_threads(window: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_a_prefill_and_in_a_decode_step_spread_over_threads(
+    dtype: torch.dtype, window: int
+) -> None:
     qkv = numbers(900, (HEADS + 2 * KV_HEADS) * DIM)
-    prefill = Attention(qkv, 1, window).feed(0, 900)
+    prefill = Attention(qkv, 1, window, dtype=dtype).feed(0, 900)
     for threads in (1, 2, 3):
-        attention = Attention(qkv, threads, window)
+        attention = Attention(qkv, threads, window, dtype=dtype)
         attention.feed(0, 890)
         rest = torch.cat([attention.feed(i, i + 1) for i in range(890, 900)])
         assert torch.equal(rest, prefill[890:])
