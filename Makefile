@@ -1,7 +1,7 @@
 # make serve   serves the embedded default model on port 8000
 # make test    installs, and runs the tests that take minutes; test-all runs the slow ones too
 # make check   what must be clean before a commit: lint, format, types, the fast tests of structure
-# make bench   measures this server's own overhead and prints the tables that the README quotes
+# make bench   measures everything and prints one table; about a quarter of an hour
 
 PYTHON ?= python3
 VENV   := .venv
@@ -45,7 +45,7 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/python -m bench.overhead $(FLAGS)
+	$(BIN)/python -m bench $(FLAGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 import uvloop
 
-from bench.prompts import prompt
+from bench.prompts import copying, prompt
 from bench.stream import StreamConnection, StreamError, Timing
 
 
@@ -32,6 +32,7 @@ class Load:
     endpoint: str = "completions"  # or chat
     requests_per_stream: int = 4
     prompt_words: int = 100
+    repeats: bool = False  # ask for an answer that repeats the prompt
     output_len: int = 128
     temperature: float = 0.0
     timeout: float = 300.0  # seconds for one answer
@@ -83,7 +84,7 @@ class Report:
 
 def request_bytes(load: Load, seed: int) -> bytes:
     """One whole HTTP request."""
-    text = prompt(seed, load.prompt_words)
+    text = (copying if load.repeats else prompt)(seed, load.prompt_words)
     body = {
         "model": load.model,
         "max_tokens": load.output_len,

@@ -1,23 +1,20 @@
 """What the server itself costs: a model whose steps cost next to nothing, in two processes and in one.
 
-`python -m bench.overhead` (or `make bench`) runs both kinds of server in turn, each time afresh, prints the tables that
-the README quotes, and writes everything it measured to bench/results/.
+`python -m bench.overhead` runs both kinds of server in turn, each time afresh, and prints the tables that the README
+quotes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from bench.figures import Figure, dump, machine, markdown
 from bench.load import Load, Report, Spread, numbers, run, served_model
 from bench.server import serving
 from common.models import cache_root
@@ -27,7 +24,6 @@ VLLM = {1: 140, 16: 1320, 64: 2560, 128: 2610}
 SPLIT, SINGLE = "split", "single"
 MODES = {SPLIT: ("--engine-procs", "1"), SINGLE: ("--engine-procs", "0")}
 REQUESTS_PER_STREAM = {1: 10, 16: 6, 64: 4, 128: 3}
-RESULTS = Path(__file__).parent / "results"
 
 # By mode and number of streams, one report for each round.
 Reports = Mapping[str, Mapping[int, Sequence[Report]]]
@@ -93,7 +89,7 @@ def _throughput(reports: Reports, steps_ms: Mapping[int, float]) -> str:
         "model's step",
         "its share",
     )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _latency(reports: Reports) -> str:
@@ -107,44 +103,24 @@ def _latency(reports: Reports) -> str:
             )
             times = (ttft.p50, ttft.p99, token.p50, token.p99, gap.p99)
             rows.append((n, mode, *(f"{ms:.2f} ms" for ms in times)))
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _mean(spreads: Sequence[Spread]) -> Spread:
     return Spread(*(fmean(values) for values in zip(*((s.p50, s.p99, s.mean) for s in spreads), strict=True)))
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---:"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def machine() -> str:
-    """The CPU by name, and how many of its cores are ours."""
-    name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
-def save(reports: Reports, steps_ms: Mapping[int, float], text: str) -> Path:
-    """Everything measured, as JSON. Returns the file."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"overhead-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    content = {
-        "machine": machine(),
-        "python": platform.python_version(),
-        "model_step_ms": steps_ms,
-        "reports": {mode: {n: [asdict(r) for r in found] for n, found in by.items()} for mode, by in reports.items()},
-        "tables": text,
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
+def figures(reports: Reports) -> list[Figure]:
+    """Throughput and latency of both, as the history keeps them."""
+    found = []
+    for mode, by_streams in reports.items():
+        for n, several in by_streams.items():
+            what = f"tiny, {mode}: {n} stream{'s' * (n > 1)}"
+            peers = f"vLLM 0.32 CPU {VLLM[n]:,}" if n in VLLM else ""
+            rate = fmean(report.tokens_per_second for report in several)
+            found.append(Figure(what, rate, "tokens/s", peers=peers))
+            found.append(Figure(f"{what}, TTFT p50", fmean(report.ttft.p50 for report in several), "ms"))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,15 +128,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="folder of the model (default: tiny, made on first use)")
     parser.add_argument("--concurrency", type=numbers, default=list(VLLM), metavar="N,N,…")
     parser.add_argument("--rounds", type=int, default=2, help="fresh servers of each kind (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON instead of tables")
     options = parser.parse_args(argv)
     model = options.model or tiny_folder()
     steps_ms = model_step_ms(model, options.concurrency)
     reports = compare(model, options.concurrency, options.rounds)
-    text = tables(reports, steps_ms)
-    print(
-        f"{machine()}; {model.name}, 100-word prompts, 128 tokens out, streamed, client on the same machine\n\n{text}"
-    )
-    print(f"\n{save(reports, steps_ms, text)}", file=sys.stderr)
+    if options.json:
+        print(dump(figures(reports)))
+    else:
+        what = f"{model.name}, 100-word prompts, 128 tokens out, streamed, client on the same machine"
+        print(f"{machine()}; {what}\n\n{tables(reports, steps_ms)}")
     errors = {error for by in reports.values() for found in by.values() for report in found for error in report.errors}
     print(*sorted(errors), sep="\n", file=sys.stderr, end="\n" if errors else "")
     return 1 if errors else 0

@@ -19,3 +19,8 @@ def prompt(seed: int, words: int = 100) -> str:
     """A sentence of words; different seeds share no beginning, so no cache of prefixes helps."""
     chosen = random.Random(seed).choices(_WORDS, k=words)
     return f"{' '.join(chosen).capitalize()}."
+
+
+def copying(seed: int, words: int = 100) -> str:
+    """A request whose answer repeats most of it."""
+    return f"Correct the spelling of this text, and change nothing else:\n\n{prompt(seed, words)}"

@@ -33,7 +33,7 @@ class Decoder:
     def __init__(self, anatomy: Anatomy, inspection: Inspection, rotations: Rotations, format: str, team: Team) -> None:
         """Packs the weights of the model that `anatomy` refers to; its own are given up one by one."""
         self._format, self._inspection, self._rotations = format, inspection, rotations
-        self._program = program = Program(team)
+        self.program = program = Program(team)
         self._factor = anatomy.residual_factor
         self._activation = _ACTIVATIONS[anatomy.activation]
         self._buffers: dict[tuple[str, int], Buffer] = {}
@@ -59,10 +59,10 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """The logits of `batch.logits_index`, [n, V] float32, good until the next step."""
-        return self._program.run(batch, cache, self._logits)[:, : self.vocab_size]
+        return self.program.run(batch, cache, self._logits)[:, : self.vocab_size]
 
     def _attention(self, index: int, layer: Layer) -> None:
-        program, shape, call = self._program, self._inspection.layers[index], self._inspection.calls[index]
+        program, shape, call = self.program, self._inspection.layers[index], self._inspection.calls[index]
         biases = [_bias(part) for part in layer.qkv]
         bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
         into_qkv = self._pack(*layer.qkv)
@@ -95,12 +95,12 @@ class Decoder:
         weight = pack(interleave(parts[0], parts[1], 2 * lanes), self._format, lanes)
         bias = interleave(biases[0], biases[1], 2 * lanes)[:, 0] if biases else None
         source = self._norm(self._hidden, layer.before_mlp, weight)
-        self._program.gated(source, weight, inner, self._activation, bias)
+        self.program.gated(source, weight, inner, self._activation, bias)
         self._to_hidden(inner, layer.down, layer.after_mlp)
 
     def _to_hidden(self, source: Buffer, layer: Any, norm: Norm | None) -> None:
         """hidden += factor · norm(layer(source))."""
-        weight, bias, program = self._pack(layer), _bias(layer), self._program
+        weight, bias, program = self._pack(layer), _bias(layer), self.program
         source = self._norm(source, None, weight)
         if norm is None and bias is None and self._factor == 1:
             program.linear(source, weight, self._hidden, residual=self._hidden)
@@ -114,15 +114,15 @@ class Decoder:
         """`source` normed, if there is a norm, in the form in which `weight` is multiplied with it."""
         if norm is None and not weight.format.is_integer:
             return source
-        into = self._buffer("ready", self._program.activation_floats(weight))
+        into = self._buffer("ready", self.program.activation_floats(weight))
         scales, epsilon = (norm.scales, norm.epsilon) if norm else (None, 0.0)
-        self._program.norm(source, scales, epsilon, into, weight, of_logits)
+        self.program.norm(source, scales, epsilon, into, weight, of_logits)
         return into
 
     def _buffer(self, name: str, width: int) -> Buffer:
         """One buffer for all that is called so and is as wide; layers take turns."""
         if (name, width) not in self._buffers:
-            self._buffers[name, width] = self._program.buffer(width)
+            self._buffers[name, width] = self.program.buffer(width)
         return self._buffers[name, width]
 
     def _pack(self, *layers: Any, format: str | None = None) -> Packed:

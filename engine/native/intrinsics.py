@@ -99,11 +99,12 @@ def prefetch(typing: Any, address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
-def _make_library_call(name: str, takes_address: bool) -> Any:
-    """A function of the C library, found by name when the code is loaded."""
+def _make_library_call(name: str, *numbers: int, takes_address: bool = True) -> Any:
+    """A function of the C library, found by name when the code is loaded, of `numbers` and perhaps an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        arguments = [builder.inttoptr(value, ir.IntType(8).as_pointer()) for value in values]
+        arguments = [ir.Constant(ir.IntType(32), number) for number in numbers]
+        arguments += [builder.inttoptr(value, ir.IntType(8).as_pointer()) for value in values]
         kind = ir.FunctionType(ir.IntType(32), [argument.type for argument in arguments])
         function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
         return builder.call(function, arguments)
@@ -124,8 +125,9 @@ def _make_library_call(name: str, takes_address: bool) -> Any:
 
 
 sched_yield = _make_library_call("sched_yield", takes_address=False)
-sem_wait = _make_library_call("sem_wait", takes_address=True)
-sem_post = _make_library_call("sem_post", takes_address=True)
+sem_wait = _make_library_call("sem_wait")
+sem_post = _make_library_call("sem_post")
+monotonic = _make_library_call("clock_gettime", 1)  # seconds and nanoseconds, as two int64 at an address
 
 
 @intrinsic

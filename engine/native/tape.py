@@ -12,6 +12,7 @@ FLOATS = 4  # float32 constants of a line
 
 # Operations. Operands are named by their index in the line.
 EMBED, NORM, LINEAR, GATED, ROTATE, ATTEND, COMBINE, ADD, CAP = range(9)
+NAMES = ("embed", "norm", "linear", "gated", "rotate", "attend", "combine", "add", "cap")
 
 KIND = 0
 
@@ -40,10 +41,10 @@ QKV, HEADS, KV_HEADS, DIM, LAYER, COS, SIN, ROTARY, Q_NORM, K_NORM = range(1, 11
 # SINKS: [heads] or 0. floats[0]: soft cap.
 OUT, WINDOW, SINKS, VALUE_DIM, LDQ, LDO = range(11, 17)
 
-# The step record.
+# The step record. TIMES: where each line's nanoseconds are added up, 0 for nowhere; CLOCK: room for a time.
 (
     TOKENS, LOGITS, TOKEN_IDS, POSITIONS, SLOTS, LENGTHS, TABLES, TABLE_WIDTH, LOGITS_INDEX, KEYS, VALUES,
     BLOCK_SIZE, TILE_LIST, TILE_COUNT, SEGMENTS, PARTIALS, CLAIMS, BARRIER, THREADS, LINES, CONSTANTS,
-    COUNT, BLOCK_TILES,
-) = range(23)  # fmt: skip
-STEP_WIDTH = 23
+    COUNT, BLOCK_TILES, TIMES, CLOCK,
+) = range(25)  # fmt: skip
+STEP_WIDTH = 27  # the clock takes two numbers more than its field

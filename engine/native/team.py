@@ -32,6 +32,7 @@ from engine.native.intrinsics import (
     float32_at,
     int64_at,
     load_acquire,
+    monotonic,
     pause,
     sched_yield,
     sem_post,
@@ -60,6 +61,14 @@ def _meet(barrier: int, target: int) -> None:
             sched_yield()
 
 
+@njit(nogil=True)
+def _nanoseconds(clock: int) -> int:
+    """The time, by way of 16 bytes at an address."""
+    monotonic(clock)
+    now = carray(int64_at(clock), 2)
+    return int(now[0] * 1_000_000_000 + now[1])
+
+
 def _sources() -> int:
     """A number that changes with this package's code."""
     digest = hashlib.sha256()
@@ -72,17 +81,19 @@ def _make_run_tape(sources: int) -> Any:
     """numba keeps compiled code on disk by the file and the free variables of a function: what is called from here
     lies in other files, so their digest is a free variable."""
 
-    @njit("int64(int64, int64, float32[::1])", nogil=True, cache=True)
-    def run_tape(address: int, rounds: int, scratch: Any) -> int:
+    @njit("int64(int64, int64, boolean, float32[::1])", nogil=True, cache=True)
+    def run_tape(address: int, rounds: int, leads: bool, scratch: Any) -> int:
         """All lines of the step record's tape. `rounds`: operations that the team has done together before. Returns
-        that number afterwards."""
+        that number afterwards. Who leads takes the times, if they are wanted."""
         step = carray(int64_at(address), t.STEP_WIDTH)
         lines = carray(int64_at(step[t.LINES]), (step[t.COUNT], t.WIDTH))
         constants = carray(float32_at(step[t.CONSTANTS]), (step[t.COUNT], t.FLOATS))
         barrier, threads, count = step[t.BARRIER], step[t.THREADS], step[t.COUNT]
-        if sources == 0:
-            return rounds
-        for i in range(count):
+        timed = leads and step[t.TIMES] != 0
+        times, clock = carray(int64_at(step[t.TIMES]), count), address + 8 * t.CLOCK
+        if timed:
+            began = _nanoseconds(clock)
+        for i in range(count if sources else 0):
             op, floats = lines[i], constants[i]
             kind = op[t.KIND]
             if kind == t.LINEAR or kind == t.GATED:
@@ -104,6 +115,10 @@ def _make_run_tape(sources: int) -> Any:
             if threads > 1:
                 rounds += 1
                 _meet(barrier, rounds * threads)
+            if timed:
+                ended = _nanoseconds(clock)
+                times[i] += ended - began
+                began = ended
         return rounds
 
     return run_tape
@@ -119,7 +134,7 @@ def _make_team(sources: int, run_tape: Any) -> tuple[Any, Any]:
             sem_wait(semaphore)
             if block[_STEP] == 0:
                 return
-            rounds = run_tape(block[_STEP], rounds, scratch)
+            rounds = run_tape(block[_STEP], rounds, False, scratch)
 
     @njit("int64(int64, int64, int64, int64, float32[::1])", nogil=True, cache=True)
     def lead(control: int, semaphores: int, helpers: int, rounds: int, scratch: Any) -> int:
@@ -127,7 +142,7 @@ def _make_team(sources: int, run_tape: Any) -> tuple[Any, Any]:
         if sources:
             for i in range(helpers):
                 sem_post(semaphores + 8 * _SEMAPHORE * i)
-        return int(run_tape(block[_STEP], rounds, scratch))
+        return int(run_tape(block[_STEP], rounds, True, scratch))
 
     return help_out, lead
 
@@ -164,7 +179,7 @@ class Team:
         step[t.BARRIER] = self._barrier.ctypes.data
         if alone or self.threads == 1:
             step[t.THREADS] = 1
-            run_tape(step.ctypes.data, 0, self._scratch)
+            run_tape(step.ctypes.data, 0, True, self._scratch)
             return
         step[t.THREADS] = self.threads
         self._control[_STEP] = step.ctypes.data

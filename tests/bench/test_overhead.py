@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
 from bench import overhead
+from bench.figures import Figure
 from bench.load import Report, Spread
 
 
@@ -33,9 +29,7 @@ def test_latencies_are_means_over_the_rounds() -> None:
     assert "| 1 | split | 3.00 ms | 6.00 ms | 3.00 ms | 6.00 ms | 6.00 ms |" in lines
 
 
-def test_everything_measured_is_kept_with_the_machine_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "RESULTS", tmp_path / "results")
-    content = json.loads(overhead.save(REPORTS, {1: 1.0}, "the tables").read_text())
-    assert content["machine"] == overhead.machine()
-    assert content["reports"]["split"]["1"][1]["tokens_per_second"] == 440
-    assert content["reports"]["single"]["7"][0]["ttft"]["p99"] == 10.0
+def test_figures_name_what_was_measured_and_what_others_do() -> None:
+    rate, ttft, *_ = overhead.figures(REPORTS)
+    assert rate == Figure("tiny, split: 1 stream", 420, "tokens/s", peers="vLLM 0.32 CPU 140")
+    assert ttft == Figure("tiny, split: 1 stream, TTFT p50", 3.0, "ms")

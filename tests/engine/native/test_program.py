@@ -216,3 +216,14 @@ def test_helpers_end_with_their_team() -> None:
     assert all(helper.is_alive() for helper in helpers)
     del made
     assert not any(helper.is_alive() for helper in helpers)
+
+
+def test_times_are_taken_of_each_operation_once_they_are_wanted() -> None:
+    attention = Attention(numbers(300, (HEADS + 2 * KV_HEADS) * DIM), 2)
+    attention.feed(0, 290)
+    attention.program.measure()
+    assert not any(attention.program.spent().values())
+    attention.feed(290, 300)
+    spent = attention.program.spent()
+    assert set(spent) == {"embed", "rotate", "attend", "combine"}
+    assert all(0 < seconds < 10 for seconds in spent.values())
