@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.control import CONTROL_FD, STATUS_FD
+from common.models import cache_root
 
 Event = dict[str, Any]
 
 # Threads of OpenMP that spin while they wait collapse when another process wants their core: with two of them and one
 # busy neighbour a prefill of 0.4 s took 5.7 s (two cores, SmolLM2). Set before torch is loaded, or not at all.
 QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
+def compiled_code() -> dict[str, str]:
+    """Where numba keeps what it compiled: beside the converted models, as the package's own folder may be read-only.
+    Where that cannot be written either, a folder of this process's own."""
+    folder = cache_root() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        folder = Path(_own_folder())
+    return {"NUMBA_CACHE_DIR": str(folder)}
+
+
+@functools.cache
+def _own_folder() -> str:
+    """Made once, removed at exit."""
+    folder = tempfile.TemporaryDirectory(prefix="stepahead-compiled-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 class Child:
@@ -33,7 +59,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
-                env={**QUIET_THREADS, **os.environ, **environment, **pipes},
+                env={**QUIET_THREADS, **compiled_code(), **os.environ, **environment, **pipes},
                 pass_fds=[*fds, control_read, status_write],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
