@@ -204,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=numbers, default=[1, 16, 64, 128], metavar="N,N,…")
     parser.add_argument("--requests-per-stream", type=int, default=4)
     parser.add_argument("--prompt-words", type=int, default=100)
+    parser.add_argument("--repeats", action="store_true", help="ask for answers that repeat the prompt")
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -214,8 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.endpoint,
         options.requests_per_stream,
         options.prompt_words,
-        options.output_len,
-        options.temperature,
+        repeats=options.repeats,
+        output_len=options.output_len,
+        temperature=options.temperature,
     )
     reports = run(load, options.concurrency)
     if options.json:
