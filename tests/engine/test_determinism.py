@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from engine.model.runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from tests.engine.harness import Harness
 from tests.engine.model.driver import load_runner, random_prompts
+from tests.models import ZOO_VOCABULARY
 
 TOKENS = 24
-ROUNDING = 1e-3  # of a logit; kernels for different batch sizes differ by about a tenth of it
 BATCH = 32
 
 runner = lru_cache(maxsize=1)(load_runner)
@@ -94,3 +95,13 @@ def test_drafts_change_no_token(name: str, smollm2_folder: Path) -> None:
     eager = Drafts(2 * BATCH, 200, 4, np.linspace(1.0, 1.01, 17))
     plain = run(model, prompts, how, 8)
     assert run(model, prompts, how, 8, eager) == plain
+
+
+@pytest.mark.parametrize("family", ["gpt2", "cohere", "mixtral", "gpt_oss"])
+def test_drafts_change_no_token_of_a_family_without_a_tape(family: str, zoo_folder: Callable[[str], Path]) -> None:
+    model = runner(zoo_folder(family))
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.8, ignore_eos=True, seed=3)
+    (piece,) = random_prompts((12,), ZOO_VOCABULARY, seed=7)
+    prompts, how = [piece * 5, piece * 2 + piece[:3], piece], [params] * 3
+    eager = Drafts(2 * BATCH, 200, 4, np.linspace(1.0, 1.01, 17))
+    assert run(model, prompts, how, 8, eager) == run(model, prompts, how, 8)
