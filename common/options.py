@@ -29,12 +29,14 @@ Parse = Callable[[Any], Any]
 
 
 def whole(low: int, high: int | None = None) -> Parse:
-    """A whole number in a range; `4k`, `2M`, `1G` count in thousands, `4Ki`, `2Mi`, `1Gi` in powers of 1,024."""
+    """A whole number in a range; `4k`, `2M`, `1GB` count in thousands, `4Ki`, `2Mi`, `1GiB` in powers of 1,024."""
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
     wanted = f"a whole number from {low}{'' if high is None else f' to {high}'}"
 
     def parse(value: Any) -> int:
         text = str(value).strip().lower()
+        if text.endswith(tuple(f"{unit}b" for unit in units)):
+            text = text[:-1]
         unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
         try:
             if isinstance(value, bool):

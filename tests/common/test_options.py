@@ -63,13 +63,14 @@ def test_aliases_and_single_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("7", 7), ("4k", 4000), ("4Ki", 4096), ("1.5G", 1_500_000_000), ("2GI", 2 << 30)]
+    ("text", "value"),
+    [("7", 7), ("4k", 4000), ("4Ki", 4096), ("1.5G", 1_500_000_000), ("2GI", 2 << 30), ("64MiB", 64 << 20)],
 )
 def test_whole_numbers_may_have_a_unit(text: str, value: int) -> None:
     assert whole(1)(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "1.5", "0", "-1", "nan", "1e3", "0.0001k", True])
+@pytest.mark.parametrize("text", ["", "x", "1.5", "0", "-1", "nan", "1e3", "0.0001k", "5b", True])
 def test_what_is_no_whole_number_in_range_is_refused(text: object) -> None:
     with pytest.raises(OptionError, match="whole number from 1"):
         whole(1)(text)
