@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -32,6 +35,13 @@ def kv_cache_bytes(device: torch.device, requested: int | None) -> int:
     if device.type == "cuda":
         return int(free * CUDA_KV_SHARE)
     return min(CPU_KV_CEILING, int(free * CPU_KV_SHARE))
+
+
+def give_back() -> None:
+    """Returns what is free in this process's heap to the system: loading leaves holes as large as the model."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _available() -> int:

@@ -16,7 +16,7 @@ from engine.model.anatomy import rms_norm
 from engine.model.experts import Experts, RouterWeight, is_experts, is_router
 from engine.native.formats import FORMATS, head_format, pack
 from engine.native.kernels import kernels
-from engine.native.layers import FusedNorm, PackedEmbedding, PackedLinear
+from engine.native.layers import FusedNorm, PackedEmbedding, PackedLinear, owned
 from engine.native.team import Team
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ def pack_layers(model: PreTrainedModel, format: str, team: Team) -> None:
                 if child is embedding:
                     setattr(parent, name, packed)
             _free(embedding)
+    for parameter in model.parameters():
+        parameter.data = owned(parameter.data)
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

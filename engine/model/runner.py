@@ -26,7 +26,7 @@ from engine.model.batch import Batch
 from engine.model.decorators import strip_decorators
 from engine.model.invariance import is_invariant
 from engine.model.loader import DTYPES, load_config, load_model, resolve_weights
-from engine.model.memory import kv_cache_bytes
+from engine.model.memory import give_back, kv_cache_bytes
 from engine.model.modules import Modules
 from engine.model.probe import make_batch
 from engine.model.rounding import round_weights
@@ -101,6 +101,8 @@ class ModelRunner:
                     f"--batch-invariant: {model_config.model_type!r} as transformers' modules gives other bits in other"
                     " batches here; without this option it can be served"
                 )
+        del model
+        give_back()
         progress("loading", 1.0)
         return cls(
             executor, inspection.layers, max_model_len, end_token_ids(folder, model_config), vocab_size, weights,

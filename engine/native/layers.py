@@ -62,7 +62,7 @@ class FusedNorm(nn.Module):
 
     def __init__(self, weight: torch.Tensor, epsilon: float, team: Team) -> None:
         super().__init__()
-        self.weight = weight.detach().float().contiguous()
+        self.weight = owned(weight.detach().float().contiguous())
         self._team, self._record, self._lines = team, new_record(), Lines(1)
         size = self._size = self.weight.numel()
         fields = {t.KIND: t.NORM, t.LDA: size, t.LDC: size, t.IN: size, t.WEIGHT: self.weight.data_ptr()}
@@ -84,7 +84,8 @@ class PackedEmbedding(nn.Module):
 
     def __init__(self, table: Packed | torch.Tensor, scale: float, team: Team) -> None:
         super().__init__()
-        self._team, self._record, self._lines, self._table = team, new_record(), Lines(1), table
+        self._table = table = owned(table) if isinstance(table, torch.Tensor) else table
+        self._team, self._record, self._lines = team, new_record(), Lines(1)
         self._size = table.in_features if isinstance(table, Packed) else table.shape[1]
         self._lines.write(0, {t.KIND: t.EMBED, t.LDC: self._size, **embed_fields(table)}, (scale,))
 
@@ -97,6 +98,11 @@ class PackedEmbedding(nn.Module):
         self._lines.into(self._record)
         self._team.run(self._record, out.numel() < _ALONE)
         return out
+
+
+def owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy: a weight as it was loaded may lie in a mapped file, which it would keep in memory whole."""
+    return tensor.clone()
 
 
 def embed_fields(table: Packed | torch.Tensor) -> dict[int, int]:

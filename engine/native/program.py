@@ -14,7 +14,7 @@ from engine.model.batch import Batch
 from engine.native import tape as t
 from engine.native.formats import Packed
 from engine.native.kernels import kernels
-from engine.native.layers import embed_fields, record_floats
+from engine.native.layers import embed_fields, owned, record_floats
 from engine.native.step import Lines, Step
 from engine.native.team import Team
 
@@ -59,7 +59,9 @@ class Program:
 
     def embed(self, table: torch.Tensor | Packed, into: Buffer, scale: float = 1.0) -> None:
         """Rows of `table` [V, n], in the order of the step's tokens."""
-        self._keep(table.panels if isinstance(table, Packed) else table)
+        if isinstance(table, torch.Tensor):
+            table = owned(table)
+        self._kept.append(table)
         line: dict[int, int | Buffer] = {t.C: into, t.LDC: into.width, **embed_fields(table)}
         self._add(t.EMBED, line, scale)
 
@@ -144,7 +146,7 @@ class Program:
         self._group = max(self._group, heads // shape.kv_heads)
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        tensor = tensor.contiguous()
+        tensor = owned(tensor.contiguous())
         self._kept.append(tensor)
         return tensor.data_ptr()
 
