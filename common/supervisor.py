@@ -101,7 +101,8 @@ class Supervisor:
 
     def _start(self, resolved: Resolved) -> None:
         """The port first, so that health can be asked for from the beginning."""
-        self._config = replace(self._config, model=replace(self._config.model, model=resolved.name))
+        given = self._config  # names the model by its path, which preparing needs
+        self._config = replace(given, model=replace(given.model, model=resolved.name))
         self._listener = _listen(self._config.server.host, self._config.server.port)
         self._run_dir = _make_run_dir()
         for slot in self._apis:
@@ -114,7 +115,7 @@ class Supervisor:
             self._model_ready(str(resolved.folder))
         else:
             log.info("%s is prepared first, once: converted or downloaded", resolved.name)
-            self._preparing = self._spawn("prepare", "engine.prepare", {})
+            self._preparing = self._spawn("prepare", "engine.prepare", {CONFIG: given.to_json()})
 
     def _model_ready(self, folder: str) -> None:
         self._config = replace(self._config, model=replace(self._config.model, folder=folder))

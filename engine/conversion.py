@@ -1,24 +1,32 @@
-"""What has to be written before a model can be loaded: a GGUF file as a folder, a slow tokenizer as a fast one.
+"""What has to be written before a model can be loaded: a GGUF file as a folder, a slow tokenizer as a fast one,
+compressed weights as plain ones.
 
 A conversion is made in a folder of its own beside its target and renamed at the end, so the target is whole or absent.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gguf
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
-from common.models import ModelError, one_line
+from common.models import COMPRESSED_TENSORS, ModelError, one_line, quantization_method
+from engine.compressed_tensors import Compressed
+from engine.gguf_rope import scale_frequencies
 from engine.model.memory import free_memory
 
 Progress = Callable[[str, float], None]
@@ -27,26 +35,37 @@ T = TypeVar("T")
 _PARTIAL = ".partial-"
 _ROOM = 1.1  # times the written bytes that must be free on disk
 _DEQUANTIZED_BYTES = 4  # float32
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 
 
 def convert_gguf(
     file: Path, target: Path, progress: Progress, sampling: Mapping[str, float | bool] | None = None
 ) -> None:
-    """Writes `file` to `target` as float32 safetensors, tokenizer.json, chat template and generation config.
+    """Writes `file` to `target` as safetensors, tokenizer.json, chat template and generation config.
 
-    A GGUF file says nothing about sampling: `sampling` goes into the generation config. Raises ModelError, also where
-    the disk or memory is too small.
+    Weights are float32, or of sixteen bits where that loses none. A GGUF file says nothing about sampling: `sampling`
+    goes into the generation config. Raises ModelError, also where the disk or memory is too small.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     progress("converting", 0.0)
-    _check_room(file, target)
+    reader = _open(file)
+    needed = sum(int(tensor.n_elements) for tensor in reader.tensors) * _DEQUANTIZED_BYTES
+    check_room(file, target.parent, needed, needed)
     with whole_folder(target) as folder:
         try:
             _load_tokenizer(file.parent, gguf_file=file.name).save_pretrained(folder)
             progress("converting", 0.25)
             with _tensors_reported(lambda share: progress("converting", 0.3 + 0.5 * share)):
-                model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+                )
+            model, info = loaded
+            if missing := sorted(info["missing_keys"]):
+                raise ModelError(f"{file} cannot be converted: it lacks {', '.join(missing[:3])}")
+            model.to(_least_dtype(model))
+            if rope := getattr(model.config, "rope_parameters", None):
+                scale_frequencies(file, reader, rope)
             # What is written is no longer quantized.
             model.hf_quantizer = None
             model.config.__dict__.pop("quantization_config", None)
@@ -55,9 +74,37 @@ def convert_gguf(
             model.save_pretrained(folder)
         except ModelError:
             raise
-        except Exception as e:  # an architecture or a quantization that transformers or gguf does not know
+        except Exception as e:  # an architecture that transformers does not know
             raise ModelError(f"{file} cannot be converted: {one_line(e)}") from e
     progress("converting", 1.0)
+
+
+def _open(file: Path) -> gguf.GGUFReader:
+    """Raises ModelError where the file is damaged or has tensors of types that the installed gguf cannot read."""
+    try:
+        reader = gguf.GGUFReader(file)
+    except Exception as e:  # whatever a damaged file provokes in the reader
+        if unknown := _UNKNOWN_TYPE.search(str(e)):
+            raise _unreadable(file, unknown[1]) from e
+        raise ModelError(f"{file} is damaged: {one_line(e)}") from e
+    for kind in {tensor.tensor_type for tensor in reader.tensors}:
+        try:
+            gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError as e:
+            raise _unreadable(file, kind.name) from e
+    return reader
+
+
+def _unreadable(file: Path, kind: str) -> ModelError:
+    return ModelError(f"{file} has tensors of type {kind}, which gguf {version('gguf')} cannot read")
+
+
+def _least_dtype(model: torch.nn.Module) -> torch.dtype:
+    """The smallest dtype that holds every parameter as it is."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(parameter, parameter.to(dtype).float()) for parameter in model.parameters()):
+            return dtype
+    return torch.float32
 
 
 @contextmanager
@@ -77,17 +124,27 @@ def _tensors_reported(report: Callable[[float], None]) -> Iterator[None]:
         reader.tqdm = bar
 
 
-def convert_tokenizer(source: Path, target: Path, progress: Progress) -> None:
-    """Writes tokenizer.json for `source` into `target`, and links everything else there. Raises ModelError."""
+def convert_folder(source: Path, target: Path, progress: Progress) -> None:
+    """Writes to `target` what `source` lacks, tokenizer.json or plain weights, and links everything else there.
+
+    Raises ModelError, also where the disk is too small.
+    """
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     progress("converting", 0.0)
+    config = json.loads((source / "config.json").read_bytes())
+    compressed = Compressed(source, config) if quantization_method(config) == COMPRESSED_TENSORS else None
+    if compressed is not None:
+        check_room(source, target.parent, compressed.plain_bytes())
     with whole_folder(target) as folder:
-        tokenizer = _load_tokenizer(source)
-        if not tokenizer.is_fast:
-            raise ModelError(f"{source}: its {type(tokenizer).__name__} has no fast form (tokenizer.json)")
-        tokenizer.save_pretrained(folder)
+        if not (source / "tokenizer.json").is_file():
+            tokenizer = _load_tokenizer(source)
+            if not tokenizer.is_fast:
+                raise ModelError(f"{source}: its {type(tokenizer).__name__} has no fast form (tokenizer.json)")
+            tokenizer.save_pretrained(folder)
+        if compressed is not None:
+            compressed.write(folder, lambda share: progress("converting", 0.1 + 0.9 * share))
         for file in source.iterdir():
-            if not (folder / file.name).exists():
+            if not (folder / file.name).exists() and not (compressed and file.name in compressed.replaced):
                 (folder / file.name).symlink_to(file.resolve())
     progress("converting", 1.0)
 
@@ -101,20 +158,18 @@ def _load_tokenizer(folder: Path, gguf_file: str | None = None) -> PreTrainedTok
         raise ModelError(f"{folder / (gguf_file or '')} has no tokenizer that can be read: {one_line(e)}") from e
 
 
-def _check_room(file: Path, target: Path) -> None:
-    from gguf import GGUFReader
-
-    try:
-        numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    except Exception as e:  # whatever a damaged file provokes in the reader
-        raise ModelError(f"{file} is damaged: {one_line(e)}") from e
-    needed = int(numbers * _DEQUANTIZED_BYTES * _ROOM)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    rooms = (("disk", shutil.disk_usage(target.parent).free), ("memory", free_memory(torch.device("cpu"))))
-    for what, free in rooms:
-        if free < needed:
+def check_room(source: Path, folder: Path, written: int, loaded: int = 0) -> None:
+    """Raises ModelError, with the figures, where a conversion of `source` that writes to `folder` finds too little disk
+    or memory for so many bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rooms = (
+        ("disk", written, shutil.disk_usage(folder).free),
+        ("memory", loaded, free_memory(torch.device("cpu"))),
+    )
+    for what, size, free in rooms:
+        if free < (needed := int(size * _ROOM)):
             figures = f"{needed / 2**30:.1f} GiB of {what}, but {free / 2**30:.1f} are free"
-            raise ModelError(f"{file}: converting to {target.parent} needs {figures}")
+            raise ModelError(f"{source}: converting to {folder} needs {figures}")
 
 
 @contextmanager

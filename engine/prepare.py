@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Config
 from common.control import CONFIG, STATUS_FD, Control, be_a_child
-from common.models import DEFAULT_MODEL, Kind, ModelError, Resolved, check_folder, conversion_folder, one_line, resolve
+from common.models import (
+    DEFAULT_MODEL,
+    Kind,
+    ModelError,
+    Resolved,
+    check_folder,
+    conversion_folder,
+    is_ready,
+    one_line,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +49,9 @@ def prepare(resolved: Resolved, progress: Progress) -> Path:
     if resolved.folder is not None:
         return resolved.folder
     folder = _download(resolved, progress) if resolved.kind is Kind.HUB else Path(resolved.source)
-    if resolved.kind is Kind.HUB:
-        check_folder(folder)
-        if (folder / "tokenizer.json").is_file():
-            return folder
-    from engine.conversion import convert_gguf, convert_tokenizer  # imports torch
+    if resolved.kind is Kind.HUB and is_ready(folder, check_folder(folder)):
+        return folder
+    from engine.conversion import convert_folder, convert_gguf  # imports torch
 
     gguf = resolved.kind is Kind.GGUF
     target = conversion_folder(resolved.name, folder, folder if gguf else folder / "config.json")
@@ -51,7 +59,7 @@ def prepare(resolved: Resolved, progress: Progress) -> Path:
         if gguf:
             convert_gguf(folder, target, progress, _DEFAULT_SAMPLING if resolved.name == DEFAULT_MODEL else None)
         else:
-            convert_tokenizer(folder, target, progress)
+            convert_folder(folder, target, progress)
     return target
 
 

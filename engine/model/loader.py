@@ -18,14 +18,17 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from common.config import ModelConfig
-from common.models import ModelError, check_folder, one_line
+from common.models import COMPRESSED_TENSORS, ModelError, check_folder, one_line, quantization_method
 from engine.attention.interface import NAME
 from engine.model.memory import free_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED_BYTES = {"F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I64": 8}
+_MXFP4_BLOCKS = "_proj_blocks"  # two numbers a byte
+_SCALED = ("I8", "F8_E4M3", "F8_E5M2")  # what is never a weight without a scale
 _MINIMUM_BESIDE_WEIGHTS = 256 << 20  # bytes for activations and the smallest useful KV cache
 
 
@@ -54,6 +57,10 @@ def load_config(folder: Path) -> PretrainedConfig:
         raise ModelError(f"{folder}: cannot serve {family!r}: it is an encoder-decoder model")
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(f"{folder}: cannot serve {family!r}: it is not a causal language model")
+    if quantization_method(raw) == "mxfp4" and family != "gpt_oss":
+        raise ModelError(f"{folder}: cannot serve {family!r}: it is quantized with 'mxfp4', which only gpt_oss may be")
+    if quantization_method(raw) == COMPRESSED_TENSORS:
+        raise ModelError(f"{folder}: its weights are compressed: engine.prepare makes a folder of plain ones")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # transformers raises whatever a malformed field provokes
@@ -64,6 +71,7 @@ def load_config(folder: Path) -> PretrainedConfig:
 def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model in eval mode on `device`, its attention ours. Raises ModelError, also where memory is too small."""
     check_memory(folder, dtype, device)
+    quantized = quantization_method(config.to_dict()) == "mxfp4"
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
@@ -75,6 +83,7 @@ def load_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype, devic
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **({"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}),
         )
     except Exception as e:  # a truncated file, a wrong shape, a missing optional package: all the user's to read
         if isinstance(e, KeyError) and e.args == (NAME,):
@@ -121,8 +130,13 @@ def _tensors_bytes(file: Path, itemsize: int) -> int:
             header: dict[str, Any] = json.loads(f.read(length))
         header.pop("__metadata__", None)
         total = 0
-        for entry in header.values():
+        for name, entry in header.items():
             begin, end = entry["data_offsets"]
+            if name.endswith(_MXFP4_BLOCKS):
+                total += 2 * (end - begin) * itemsize
+                continue
+            if name.endswith("weight") and entry["dtype"] in _SCALED:
+                raise ModelError(f"{file}: {name} is quantized ({entry['dtype']}), but config.json does not say how")
             total += (end - begin) // _STORED_BYTES.get(entry["dtype"], itemsize) * itemsize
     except (ValueError, struct.error, KeyError, TypeError) as e:
         raise ModelError(f"{file} is no valid safetensors file: {one_line(e)}") from e

@@ -40,7 +40,19 @@ def test_a_ready_folder_needs_no_preparing(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_fast_tokenizer_needs_one(tmp_path: Path) -> None:
     found = resolve(str(make_folder(tmp_path / "m", files=("pytorch_model.bin", "tokenizer.model"))))
-    assert (found.kind, found.folder) == (Kind.SLOW_TOKENIZER, None)
+    assert (found.kind, found.folder) == (Kind.UNPREPARED, None)
+
+
+def test_a_folder_of_compressed_weights_has_to_be_converted(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "compressed-tensors"}}
+    found = resolve(str(make_folder(tmp_path / "m", config)))
+    assert (found.kind, found.folder) == (Kind.UNPREPARED, None)
+
+
+def test_a_folder_that_is_quantized_otherwise_is_refused_at_once(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    with pytest.raises(ModelError, match="it is quantized with 'gptq'; plain, GGUF and compressed-tensors"):
+        resolve(str(make_folder(tmp_path / "m", config)))
 
 
 def test_a_relative_folder_is_found_and_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

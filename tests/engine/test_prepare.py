@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import errors
+from safetensors.torch import save_file
 
 from common.config import Config, ModelConfig
 from common.models import DEFAULT_MODEL, Kind, ModelError, Resolved, check_folder
@@ -71,6 +72,24 @@ def test_a_hub_model_is_fetched_with_revision_folder_and_only_what_is_needed(
     assert not any(name.endswith((".py", ".bin", ".gguf")) for name in asked[0]["allow_patterns"])
     assert told[0] == ("downloading", 0.0)
     assert told[-1] == ("downloading", 1.0)
+
+
+def test_a_hub_model_of_compressed_weights_is_converted(
+    tmp_path: Path, hub: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.engine.test_compressed_tensors import GROUPS, config_of, packed
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    save_file({f"a.{name}": tensor for name, tensor in packed(4, 128)[0].items()}, snapshot / "model.safetensors")
+    (snapshot / "config.json").write_text(json.dumps(config_of("pack-quantized", GROUPS)))
+    (snapshot / "tokenizer.json").write_text("{}")
+    hub(snapshot)
+    folder = prepare(HUB, nothing)
+    assert folder.is_relative_to(tmp_path / "cache")
+    assert "quantization_config" not in check_folder(folder)
+    assert prepare(HUB, nothing) == folder
 
 
 def test_a_hub_model_without_weights_is_refused(tmp_path: Path, hub: Callable[[Any], Any]) -> None:

@@ -53,6 +53,19 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "not a causal model": ({"model_type": "clip"}, "'clip': it is not a causal language model"),
     "encoder and decoder": ({"is_encoder_decoder": True}, "encoder-decoder"),
+    "another quantization": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "it is quantized with 'gptq'; plain, GGUF and compressed-tensors checkpoints can be loaded",
+    ),
+    "an unknown quantization": ({"quantization_config": {"quant_method": "new"}}, "it is quantized with 'new'"),
+    "a quantization without a name": ({"quantization_config": {"bits": 4}}, "it is quantized with 'unknown'"),
+    "an old bitsandbytes": ({"quantization_config": {"load_in_4bit": True}}, "it is quantized with 'bitsandbytes'"),
+    "a quantized part": ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "quantized with 'awq'"),
+    "mxfp4 of another family": ({"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4', which only gpt_oss"),
+    "compressed weights": (
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
+        "its weights are compressed: engine.prepare makes",
+    ),
     "an impossible field": ({"hidden_size": "wide"}, "config.json is not valid for 'llama'"),
 }
 
@@ -70,6 +83,55 @@ def test_code_of_its_own_beside_a_known_type_is_not_run_and_not_needed(folder: P
     change_config(folder, auto_map={"AutoModelForCausalLM": "evil.Model"})
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     assert type(load(folder)).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("method", ["awq", "bitsandbytes", "fp8", "quanto", "hqq", "aqlm", "eetq", "torchao", "nvfp4"])
+def test_a_quantized_checkpoint_is_refused_by_name(method: str, folder: Path) -> None:
+    change_config(folder, quantization_config={"quant_method": method})
+    with pytest.raises(ModelError, match=f"quantized with '{method}'"):
+        load_config(folder)
+
+
+def test_a_checkpoint_of_modelopt_is_told_by_its_file(folder: Path) -> None:
+    (folder / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="quantized with 'modelopt'"):
+        load_config(folder)
+
+
+def test_a_config_that_says_it_is_not_quantized_is_plain(folder: Path) -> None:
+    change_config(folder, quantization_config=None)
+    assert not load(folder).training
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_of_which_the_config_says_nothing_are_refused(dtype: torch.dtype, folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lm_head\.weight is quantized \((I8|F8_E4M3)\), but config\.json"):
+        load(folder)
+
+
+def test_gpt_oss_in_mxfp4_is_read_as_the_numbers_it_stands_for(zoo_folder: Zoo, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(zoo_folder("gpt_oss"), tmp_path / "model"))
+    change_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    weights = load_file(folder / "model.safetensors")
+    numbers = sum(w.numel() for w in weights.values())
+    draw = torch.Generator().manual_seed(0)
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        weights[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=draw).to(torch.uint8)
+        weights[f"{name}_scales"] = torch.randint(118, 122, shape, generator=draw).to(torch.uint8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    scales = sum(w.numel() for name, w in weights.items() if name.endswith("_scales"))
+    assert weight_bytes(folder, torch.float32) == 4 * numbers + scales
+    down = "model.layers.0.mlp.experts.down_proj"
+    half = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    blocks, scale = weights[f"{down}_blocks"].long(), weights[f"{down}_scales"]
+    values = torch.cat([half, -half])[torch.stack([blocks & 15, blocks >> 4], -1)].flatten(3)
+    expected = (values * torch.exp2(scale.float() - 127)[..., None]).flatten(2).transpose(1, 2)
+    assert torch.equal(load(folder).model.layers[0].mlp.experts.down_proj, expected)
 
 
 def test_missing_weights_are_named(folder: Path) -> None:
