@@ -13,6 +13,7 @@ from starlette.requests import Request
 from api_server import chat, completions
 from api_server.answer import Answer, Form, Identity, StreamedForm
 from api_server.body import content_length, read_body, request_id_of, sane_request_id
+from api_server.grammar import grammar_of
 from api_server.mailbox import Mailbox, Sequence
 from api_server.prompt import Prompt
 from api_server.schemas.chat import ChatRequest
@@ -104,6 +105,7 @@ async def _prepare(state: ServerState, body: B, endpoint: Endpoint[B], mailbox: 
         FINGERPRINT,
     )
     body.check(engine.model["vocab_size"])
+    grammar = await grammar_of(body, served, engine)
     prompts = await endpoint.prompts(body, served, engine)
     state.engines.admission.check_fan_out(len(prompts) * body.count)
     tokens = sum(len(prompt.ids) for prompt in prompts) * body.count
@@ -113,7 +115,7 @@ async def _prepare(state: ServerState, body: B, endpoint: Endpoint[B], mailbox: 
         ids = pack_ints("i", prompt.ids)
         seed = state.seeds.randrange(INT64)
         for choice in range(body.count):
-            params = body.sampling(served.defaults, prompt.max_tokens, seed, choice, **logprobs)
+            params = body.sampling(served.defaults, prompt.max_tokens, seed, choice, grammar, **logprobs)
             index, priority, salt = len(mailbox.sequences), body.priority or 0, body.cache_salt or ""
             mailbox.add(Sequence(mailbox, index, ids, params, priority, identity.id, salt))
     form = endpoint.form(identity, body, prompts, served)

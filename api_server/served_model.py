@@ -19,6 +19,7 @@ class ServedModel:
 
     names: tuple[str, ...]  # the first is reported; all are answered
     root: str
+    folder: Path
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: SamplingDefaults
@@ -32,6 +33,7 @@ class ServedModel:
         return cls(
             names=config.names,
             root=config.model,
+            folder=path,
             tokenizer=tokenizer,
             template=ChatTemplate.load(config.chat_template, path, tokenizer.special_tokens),
             defaults=SamplingDefaults.load(config.generation_config, path),

@@ -36,6 +36,8 @@ class Load:
     output_len: int = 128
     temperature: float = 0.0
     timeout: float = 300.0  # seconds for one answer
+    more: str = ""  # fields that requests have beside the others, a JSON object
+    share: float = 1.0  # of the requests that have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def request_bytes(load: Load, seed: int) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if load.more and (seed % 100) < 100 * load.share:
+        body |= orjson.loads(load.more)
     if load.endpoint == "chat":
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": text}]
     else:

@@ -33,6 +33,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none; 0: the chosen token's; n: and those of the n likeliest
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: tuple[str, str] | None = None  # kind and text, as in `common.grammar`: what the output must be
 
     def to_wire(self) -> dict[str, Any]:
         """Only what differs from the defaults."""
@@ -47,4 +48,4 @@ class SamplingParams:
 
 
 _DEFAULTS = tuple((field.name, field.default) for field in fields(SamplingParams))
-_TUPLES = frozenset({"logit_bias", "allowed_token_ids", "stop", "stop_token_ids"})
+_TUPLES = frozenset({"logit_bias", "allowed_token_ids", "stop", "stop_token_ids", "grammar"})

@@ -15,9 +15,11 @@ from typing import Protocol
 import torch
 
 from common.config import Config
+from common.grammar import Grammars
 from common.messages import PROTOCOL_VERSION, Abort, Call, Fatal, Hello, Ready, Submit, ToApi, ToEngine
 from common.models import ModelError
 from engine.blocks import BlockPool
+from engine.compiler import Compiler
 from engine.devices.device import Device, DeviceThread
 from engine.devices.drafts import Drafts
 from engine.devices.torch_device import TorchDevice
@@ -139,6 +141,10 @@ class Engine:
         self._device = DeviceThread(loaded.device, self._inbox.put)
         pool = BlockPool(loaded.num_blocks, engine.block_size)
         self._prefixes = PrefixCache(pool, enabled=engine.enable_prefix_caching)
+        grammars = partial(
+            Grammars, Path(config.model.folder), loaded.vocab_size, loaded.end_token_ids
+        )  # fmt: skip
+        self._compiler = Compiler(grammars, self._inbox.put)
         limits = Limits(
             engine.steps_ahead,
             engine.max_num_seqs,
@@ -163,6 +169,7 @@ class Engine:
         except Exception as e:
             self._output.stop(partial(self._processor.broadcast, Fatal(self.index, self.epoch, str(e))))
             raise
+        self._compiler.close()
         self._output.stop(self._outbox.close)
         self._device.stop()
 
@@ -175,13 +182,18 @@ class Engine:
         match message:
             case Submit():
                 chain = self._prefixes.chain(message.cache_salt, message.prompt + message.emitted)
-                self._inbox.put(Arrival(message, chain))
+                arrival = Arrival(message, chain)
+                if message.params.grammar is None:
+                    self._inbox.put(arrival)
+                else:
+                    self._compiler.submit(arrival)
             case Abort():
-                self._inbox.put(message)
+                self._compiler.abort(message)
             case Hello():
                 self._output.call(self._greet, message)
             case Call(name="drop_api"):
                 api_id = int(message.args["api_id"])
+                self._compiler.drop_api(api_id)
                 self._inbox.put(DropApi(api_id))
                 self._output.call(self._drop, api_id)
             case _:

@@ -34,6 +34,8 @@ class Arrival:
 
     submit: Submit
     chain: list[bytes]
+    grammar: Callable[[], Any] | None = None  # makes a matcher at its beginning
+    fault: str | None = None  # why it cannot run
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ class Loop:
             case PlanDone():
                 self._complete(event)
             case Arrival():
-                self._submit(event.submit, event.chain)
+                self._submit(event)
             case Abort():
                 self._abort(event.api_id, event.handle)
             case StopHit():
@@ -212,11 +214,12 @@ class Loop:
             case Shutdown():
                 self._running = False
 
-    def _submit(self, submit: Submit, chain: list[bytes]) -> None:
+    def _submit(self, arrival: Arrival) -> None:
+        submit = arrival.submit
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         params = submit.params
         self._arrivals += 1
-        ends = () if params.ignore_eos else self._config.end_token_ids
+        ends = () if params.ignore_eos and params.grammar is None else self._config.end_token_ids
         request = Request(
             api_id=submit.api_id,
             handle=submit.handle,
@@ -228,9 +231,10 @@ class Loop:
             output=np.frombuffer(submit.emitted, "<i4").tolist(),
             resumed=np.frombuffer(submit.emitted, "<i4").tolist(),
             delivered=submit.delivered,
-            chain=chain,
+            chain=arrival.chain,
+            grammar=arrival.grammar,
         )
-        error = self._refusal(request)
+        error = arrival.fault or self._refusal(request)
         if error:
             self._output.end(request, Finish.ERROR, error)
             return

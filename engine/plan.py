@@ -27,6 +27,7 @@ class Admission:
     prompt: Ints
     output: tuple[int, ...]  # what it had produced before it was preempted or resumed
     length: int = 0  # tokens that its first blocks hold already: its first chunk goes on from there
+    matcher: Any = None  # of its grammar, at its beginning; the device's from now on
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class Request:
     end_token_ids: tuple[int, ...]
     max_total: int  # tokens, prompt included, that it may grow to
     order: tuple[int, int]  # (priority, arrival): the smaller runs first
+    grammar: Callable[[], Any] | None = None  # makes a matcher at its beginning
     sink: Any = None
     resumed: list[int] = field(default_factory=list)  # of `output`, what an earlier engine had produced
     delivered: int = 0  # characters of its text that the client has

@@ -214,7 +214,10 @@ class Scheduler:
             self._blocks.append((request.row, 0, tuple(request.blocks)))
         self._reserve(request, request.total, 0)
         output = tuple(request.output)
-        return Admission(request.row, request.params, request.end_token_ids, request.prompt, output, request.fed)
+        matcher = request.grammar() if request.grammar else None
+        return Admission(
+            request.row, request.params, request.end_token_ids, request.prompt, output, request.fed, matcher
+        )  # fmt: skip
 
     def _launch(
         self,

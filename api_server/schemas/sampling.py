@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from api_server.errors import BadRequestError
 from api_server.generation_config import SamplingDefaults
+from api_server.schemas.structured import StructuredRequest
+from common.grammar import Grammar
 from common.sampling import SamplingParams
 
 MAX_STOPS = 16  # OpenAI's bound is 4
@@ -38,7 +40,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = Field(None, description="`usage` so far in every chunk.")
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(StructuredRequest):
     """What every request for generated text may say. Fields that it does not have stand in `model_extra`, unread."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -120,6 +122,8 @@ class GenerationRequest(BaseModel):
             raise BadRequestError("prompt_logprobs is not available with stream: true.", param="prompt_logprobs")
         if self.best_of is not None and self.best_of != self.count:
             raise BadRequestError(f"best_of must equal n, which is {self.count}.", param="best_of")
+        if self.min_tokens and self.constraint() is not None:
+            raise BadRequestError("min_tokens cannot be combined with a constraint of the output.", param="min_tokens")
         if self.truncate_prompt_tokens == 0:
             raise BadRequestError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
         for name, ids in (
@@ -130,8 +134,9 @@ class GenerationRequest(BaseModel):
             check_vocabulary(name, ids, vocab_size)
 
     def sampling(
-        self, defaults: SamplingDefaults, max_tokens: int, seed: int, choice: int, **logprobs: int | None
-    ) -> SamplingParams:
+        self, defaults: SamplingDefaults, max_tokens: int, seed: int, choice: int, grammar: Grammar | None = None,
+        **logprobs: int | None,
+    ) -> SamplingParams:  # fmt: skip
         """What the engine obeys. `seed` is used where the client gave none; fields left out come from `defaults`.
 
         choice: which of the `n` of its prompt; each has a seed of its own.
@@ -162,6 +167,7 @@ class GenerationRequest(BaseModel):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             skip_special_tokens=self.skip_special_tokens is not False,
+            grammar=grammar,
             **logprobs,
         )
 

@@ -34,10 +34,6 @@ def _function_call(value: Any, body: Mapping[str, Any]) -> bool:
     return value in (None, "none") or (value == "auto" and not body.get("functions"))
 
 
-def _text_format(value: Any, body: Mapping[str, Any]) -> bool:
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
-
-
 def _text_only(value: Any, body: Mapping[str, Any]) -> bool:
     return value in (None, [], ["text"])
 
@@ -52,18 +48,12 @@ UNSUPPORTED: dict[str, Harmless] = {
     "tool_choice": _tool_choice,
     "functions": _functions,
     "function_call": _function_call,
-    "response_format": _text_format,
     "modalities": _text_only,
     "audio": _empty,
     "web_search_options": _empty,
     "verbosity": _only("medium"),
     "suffix": _empty,
     # vLLM and SGLang
-    "structured_outputs": _empty,
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
     "structural_tag": _empty,
     "json_schema": _empty,
     "regex": _empty,

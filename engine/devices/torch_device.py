@@ -14,6 +14,7 @@ from engine.devices.locate import locate
 from engine.model.batch import Batch
 from engine.model.runner import ModelRunner
 from engine.plan import Chunk, Ints, Plan, StepResult
+from engine.sampling.guides import Guides
 from engine.sampling.penalties import penalized
 from engine.sampling.rows import RowSet
 from engine.sampling.sampler import Sampled, Sampler, prompt_logprobs
@@ -58,6 +59,7 @@ class TorchDevice:
         self._drafting = np.zeros(rows, np.bool_)
         self._tables = np.zeros((rows, -(-max_model_len // block_size)), np.int32)
         self._row_sets: dict[bytes, RowSet] = {}
+        self._guides = Guides(rows, runner.vocab_size)
         self._rows = _EMPTY  # of the current plan: every row that samples in it
 
     def begin(self, plan: Plan) -> None:
@@ -67,9 +69,11 @@ class TorchDevice:
             self._lengths[row], self._alive[row] = admission.length, True
             self._sampler.admit(row, admission.params, admission.end_token_ids, admission.prompt, admission.output)
             self._row_sets.clear()
+            self._guides.admit(row, admission.matcher, admission.end_token_ids, admission.output)
             if self._drafts is not None:
                 self._drafts.admit(row, admission.prompt, admission.output)
-                self._drafting[row] = admission.params.logprobs is None and not penalized(admission.params)
+                plain = admission.params.logprobs is None and admission.matcher is None
+                self._drafting[row] = plain and not penalized(admission.params)
         for row, index, blocks in plan.blocks:
             self._tables[row, index : index + len(blocks)] = blocks
         joining = [chunk for chunk in plan.chunks if chunk.count]
@@ -93,7 +97,12 @@ class TorchDevice:
             scores = {chunk.row: self._score(logits, chunk, place) for chunk, place in scored}
             if not count:
                 return StepResult(plan.seq, index, [], [], [], began, time.monotonic_ns(), {}, scores)
-            sampled = self._sampler.sample(logits[:count], self._row_set(work.sampled), torch.from_numpy(positions))
+            masks = self._guides.masks(work.sampled)
+            at = torch.from_numpy(positions)
+            sampled = self._sampler.sample(logits[:count], self._row_set(work.sampled), at, masks)
+        if masks is not None:
+            guided = masks[0].numpy()
+            self._guides.advance(work.sampled[guided], sampled.tokens.numpy()[guided])
         tokens, ended = sampled.tokens.numpy(), sampled.ended.numpy()
         rows, places, accepted = work.sampled, _by_place(sampled), 0
         if self._drafts is None:

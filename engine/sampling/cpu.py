@@ -35,6 +35,9 @@ class CpuOperations:
             self._ints, self._floats,
         )  # fmt: skip
 
+    def mask(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        kernels.mask(logits.numpy(), places.numpy(), words.numpy())
+
     def penalize(
         self, logits: torch.Tensor, penalties: Penalties, in_prompt: torch.Tensor, output_counts: torch.Tensor
     ) -> None:

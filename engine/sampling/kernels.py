@@ -4,7 +4,7 @@ They agree with `reference` token for token. What makes them fast: weights and h
 vectorize, and the exact race (two logarithms a token) is run only by tokens that a cheap bound cannot rule out, about
 ten of a vocabulary. Nothing is sorted.
 
-The three entry points name their types, so they are compiled when this module is imported, which takes seconds the
+The four entry points name their types, so they are compiled when this module is imported, which takes seconds the
 first time on a machine; from then on they come from disk. No request ever waits for the compiler.
 """
 
@@ -288,6 +288,21 @@ def penalize(
     for i in range(places.size):
         slot = slots[i]
         _penalize(logits[places[i]], in_prompt[slot], counts[slot], repetition[i], presence[i], frequency[i])
+
+
+@njit("void(f4[:,::1], i8[::1], i4[:,::1])", **_OPTIONS)
+def mask(logits: Any, places: Any, words: Any) -> None:
+    """`Operations.mask`."""
+    size = logits.shape[1]
+    for i in range(places.size):
+        z = logits[places[i]]
+        for w in range(words.shape[1]):
+            word = words[i, w]
+            if word == np.int32(-1):
+                continue
+            for j in range(w * 32, min(size, w * 32 + 32)):
+                if not (word >> np.int32(j & 31)) & np.int32(1):
+                    z[j] = -np.float32(np.inf)
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]

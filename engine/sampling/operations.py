@@ -26,6 +26,10 @@ class Operations(Protocol):
         positions: [n] int64, of the tokens being drawn.
         """
 
+    def mask(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        """Makes tokens impossible in rows `places` [m] int64, in place: those whose bit in `words` [m, V / 32] int32 is
+        not set, the lowest bit of a word first."""
+
     def penalize(
         self, logits: torch.Tensor, penalties: Penalties, in_prompt: torch.Tensor, output_counts: torch.Tensor
     ) -> None:

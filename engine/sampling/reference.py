@@ -24,6 +24,11 @@ class ReferenceOperations:
             drawn = _draw(logits[places], best[places].double(), draws, part, positions[places])
             tokens[places] = torch.where(best[places, 0].isfinite(), drawn, tokens[places])
 
+    def mask(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        bits = (words[:, :, None] >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1
+        allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+        logits[places] = torch.where(allowed, logits[places], -torch.inf)
+
     def penalize(
         self, logits: torch.Tensor, penalties: Penalties, in_prompt: torch.Tensor, output_counts: torch.Tensor
     ) -> None:

@@ -80,15 +80,21 @@ class Sampler:
         return known
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: RowSet, positions: torch.Tensor) -> Sampled:
-        """One token for each of n rows.
+    def sample(
+        self, logits: torch.Tensor, rows: RowSet, positions: torch.Tensor,
+        masks: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> Sampled:  # fmt: skip
+        """One token for each of n rows. `masks`: rows of a grammar and their possible tokens, as in `Operations.mask`.
 
         logits: [n, V] float32, overwritten where rows have penalties, bias or forbidden tokens. positions: [n] int64,
         the place in the whole sequence of the token being drawn: prompt length + output so far. A row whose logits
         allow no token, or are not numbers, gets the lowest allowed one.
         """
         logits = logits.contiguous()
-        raw = logits[rows.logprobs.places] if rows.adjusted and rows.logprobs is not None else None
+        changed = rows.adjusted or masks is not None
+        raw = logits[rows.logprobs.places] if changed and rows.logprobs is not None else None
+        if masks is not None:
+            self._ops.mask(logits, *masks)
         if rows.adjusted:
             self._adjust(logits, rows, positions)
         tokens = self._ops.greedy(logits)
