@@ -34,6 +34,7 @@ STEADY_SECONDS = 60.0  # a child that lived so long starts again without back-of
 STOP_SECONDS = 5.0  # for an engine to end by itself once nothing is open
 TICK_SECONDS = 0.2  # how often children are looked after when no pipe has news
 RUN_DIR_PREFIX = "stepahead-"
+LONGEST_RUN_BASE = 60  # bytes; a socket's whole path has at most 107
 
 
 @dataclass(slots=True)
@@ -322,12 +323,24 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _make_run_dir() -> str:
     """A private directory for this run's sockets (mode 0700); those of runs that were killed are removed."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    base = _run_base()
     for stale in base.glob(f"{RUN_DIR_PREFIX}*-*"):
         pid = stale.name.removeprefix(RUN_DIR_PREFIX).partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and stale.owner() == _user():
             shutil.rmtree(stale, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{RUN_DIR_PREFIX}{os.getpid()}-", dir=base)
+
+
+def _run_base() -> Path:
+    """Where sockets may lie: the system bounds the length of their paths. Raises StartupError."""
+    candidates = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")
+    for name in filter(None, candidates):
+        if len(os.fsencode(name)) <= LONGEST_RUN_BASE and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    raise StartupError(
+        "no folder for sockets: XDG_RUNTIME_DIR or TMPDIR must name one that can be written to, in at most"
+        f" {LONGEST_RUN_BASE} bytes"
+    )
 
 
 def _user() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -117,14 +118,25 @@ def test_a_kill_leaves_no_orphan(victim: str, tiny_folder: Path) -> None:
         server.close()
 
 
-def test_sigterm_leaves_no_file_behind(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with serving(tiny_folder) as server:
-        (run_dir,) = tmp_path.iterdir()
-        assert run_dir.stat().st_mode & 0o777 == 0o700
-        server.terminate()
-        assert server.process.wait(20) == 0
-    assert not list(tmp_path.iterdir())
+def test_sigterm_leaves_no_file_behind(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:  # short: a socket's path has a bound
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        with serving(tiny_folder) as server:
+            (run_dir,) = Path(name).iterdir()
+            assert run_dir.stat().st_mode & 0o777 == 0o700
+            server.terminate()
+            assert server.process.wait(20) == 0
+        assert not list(Path(name).iterdir())
+
+
+def test_a_runtime_folder_too_deep_for_sockets_is_not_used(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with serving(tiny_folder):
+        assert not list(deep.iterdir())
 
 
 def test_a_second_sigterm_ends_at_once(tiny_folder: Path) -> None:
