@@ -76,11 +76,15 @@ def _text(grammar: Grammar) -> str:
         if kind == "json" or kind.startswith("json "):
             spaces = kind[5:] if kind != "json" else _SPACES
             options: Any = {"whitespace_pattern": spaces} if spaces else {"whitespace_flexible": False}
+            if text.strip() == "false":
+                raise GrammarError("the schema false allows nothing")
             schema = "{}" if text.strip() == "true" else text  # options go with objects only
             return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options))
         if kind == "regex":
             return str(llguidance.LLMatcher.grammar_from_regex(text))
         return str(llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text) if kind == "gbnf" else text))
+    except GrammarError:
+        raise
     except Exception as e:  # the converter of GBNF raises what comes
         raise GrammarError(_first_line(str(e))) from e
 

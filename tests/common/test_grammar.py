@@ -46,7 +46,14 @@ def test_what_fits_is_accepted_and_nothing_else(
 
 @pytest.mark.parametrize(
     "grammar",
-    [("json", "{"), ("json", '{"type":"nonsense"}'), ("regex", "("), ("lark", "start: other"), ("gbnf", "root ::= x")],
+    [
+        ("json", "{"),
+        ("json", "false"),
+        ("json", '{"type":"nonsense"}'),
+        ("regex", "("),
+        ("lark", "start: other"),
+        ("gbnf", "root ::= x"),
+    ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(grammar: Grammar, grammars: Grammars) -> None:
     with pytest.raises(GrammarError) as caught:
