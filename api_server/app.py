@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api_server.errors import ApiError, HttpError, InternalError
 from api_server.middleware import Edge
 from api_server.openapi import describe
-from api_server.routes import openai, operations, pages, plain
+from api_server.routes import openai, operations, pages, plain, tokens
 from api_server.state import ServerState
 from api_server.version import VERSION
 
@@ -30,7 +30,7 @@ def create_app(state: ServerState) -> FastAPI:
         },
     )
     app.add_middleware(Edge, state=state)
-    for routes in (openai, operations, pages, plain):
+    for routes in (openai, tokens, operations, pages, plain):
         app.include_router(routes.router(state))
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
     return app

@@ -79,6 +79,10 @@ class Tokenizer:
         """Text of the ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
+    def name(self, token_id: int) -> str:
+        """A token as the vocabulary writes it; empty where it has none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
